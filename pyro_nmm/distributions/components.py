@@ -142,8 +142,9 @@ class Components:
         stages = stages_of(rows, self.alpha, parameters.logits, labels[order], channel)
         drawn, borrowed, gains = [], [], []
         for part in blocks(len(self), stages.numbers + len(self.nodes)):
-            counts = stages.counts(self.choices[part], of_components(known, part))
-            numbers, terms = stages.draw(counts, 0, len(nodes))
+            earlier = self.choices[part], of_components(known, part)
+            counts = stages.counts(*earlier) if len(self.nodes) else None
+            numbers, terms = stages.draw(counts, 0, len(nodes), len(earlier[0]))
             edges = numbers[:, order.argsort()]
             drawn.append(stages.choices(edges))
             borrowed += [stages.borrowed(edges)] if differ else []

@@ -96,7 +96,7 @@ def sequential_monte_carlo(
     increments, recent, last = [], [], 0
     for size in sizes:
         first, last = last, last + size
-        numbers, terms = draws.draw(counts, first, last)
+        numbers, terms = draws.draw(counts, first, last, num_particles)
         weighted = log_weights + terms().double().sum(-1)
         increments.append(weighted.logsumexp(0))
         log_weights = weighted - increments[-1]

@@ -70,24 +70,28 @@ class Stages:
             index = key[place]
             table.scatter_add_(1, index, torch.full_like(index, times, dtype=table.dtype))
 
-    def draw(self, counts: Counts, first: int, last: int) -> tuple[Tensor, Callable[[], Tensor]]:
+    def draw(
+        self, counts: Counts | None, first: int, last: int, num_particles: int
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
         """``(P, n)``: entries drawn for rows ``first..last - 1``; and what gives their terms."""
         part, span = consecutive(self.rows, first, last)
         rows, near = compact(part)
         entries = self._of_stage(near, span, slice(first, last), counts)
-        draw = draw_entries(rows, entries, uniforms_of(rows, len(counts[0])))
+        draw = draw_entries(rows, entries, uniforms_of(rows, num_particles))
         numbers = draw.edges + span.start
         if not entries.observed:
             numbers = numbers * self._size + draw.labels
         return numbers, lambda: predictive(rows, entries, draw)[0]
 
-    def _of_stage(self, near: Tensor, edges: slice, rows: slice, counts: Counts) -> Entries:
+    def _of_stage(self, near: Tensor, edges: slice, rows: slice, counts: Counts | None) -> Entries:
         log_attention, alpha, total, data, num_classes = self._entries
         data = data[:, edges if data.shape[1] == self.rows.num_edges else rows]
         place = edges if self._size == 1 else near
-        by_label = self._by_label.place.view(alpha.shape[1:])
-        alpha = alpha[:, place] + counts[0][:, by_label[place]]
-        total = total[:, place] + counts[1][:, self.rows.source[edges] if self._size == 1 else near]
+        by_edge, alpha, total = self._size == 1, alpha[:, place], total[:, place]
+        if counts is not None:
+            by_label = self._by_label.place.view(self._entries.alpha.shape[1:])
+            alpha = alpha + counts[0][:, by_label[place]]
+            total = total + counts[1][:, self.rows.source[edges] if by_edge else near]
         return Entries(log_attention[:, edges], alpha, total, data, num_classes)
 
     def _place(self, numbers: Tensor) -> Tensor:
