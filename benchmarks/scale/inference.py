@@ -36,8 +36,7 @@ from benchmarks.shared.tables import (
     ordered,
     table,
 )
-from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.distributions import EvidenceConditional, OrderedConditional
+from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs
 from pyro_nmm.models import nmm
 
