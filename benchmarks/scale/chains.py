@@ -24,8 +24,7 @@ from benchmarks.shared import tables
 from benchmarks.shared.records import RESULTS, Files, Records, command
 from benchmarks.shared.tables import Cell, average, count, frame, ordered, spread
 from benchmarks.shared.timing import in_turn, peak_memory, timed
-from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.distributions import OrderedConditional
+from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import Chains, fit_nmm, ordered_guide
 from pyro_nmm.models import NMMNetwork, nmm
 from pyro_nmm.models.backbones import gcn
