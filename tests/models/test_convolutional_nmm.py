@@ -10,10 +10,18 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.models import ConvolutionalNMM, grid_edges, images, ising
 
 
+def trained(**options):
+    """A network whose last layers are no longer zero, as after a step."""
+    network = ConvolutionalNMM(radius=1, channels=8, **options)
+    for last in (network.labels[-1], network.attention[-1]):
+        torch.nn.init.normal_(last.weight)
+    return network
+
+
 @pytest.mark.parametrize("groups", [True, False])
 def test_convolutional_network_knows_the_groups(groups):
     """Where potentials are alike, pixels differ by their groups alone."""
-    network = ConvolutionalNMM(radius=1, channels=8, kernel=3, groups=groups)
+    network = trained(kernel=3, groups=groups)
     field = ising(grid_edges(8, 10), 0.4, torch.zeros(80))
     alpha, _ = network(Neighborhood.grid(8, 10), field)
     inside = alpha.view(8, 10, 2)[2:6, 2:8].flatten(0, 1).T
@@ -23,7 +31,7 @@ def test_convolutional_network_knows_the_groups(groups):
 @pytest.mark.parametrize("edge", [0, 8 * 9])  # the first across, the first down
 def test_strength_of_an_edge_is_read_at_its_first_pixel(edge):
     torch.manual_seed(0)
-    network, hood = ConvolutionalNMM(radius=1, channels=8, kernel=1), Neighborhood.grid(8, 10)
+    network, hood = trained(kernel=1), Neighborhood.grid(8, 10)
     edges, outputs = grid_edges(8, 10), []
     for value in (0.4, 2.0):
         strength = torch.full((edges.shape[1],), 0.4).index_fill(0, torch.tensor(edge), value)
@@ -34,7 +42,7 @@ def test_strength_of_an_edge_is_read_at_its_first_pixel(edge):
 def test_convolutional_network():
     """Shifting a field by two pixels, which keeps the groups of the order, shifts the NMM."""
     torch.manual_seed(0)
-    network = ConvolutionalNMM(radius=1, channels=8, kernel=3)
+    network = trained(kernel=3)
     fields = torch.randn(8, 10)
     hood = Neighborhood.grid(8, 10)
     outputs = []
