@@ -6,7 +6,6 @@
 from pyro_nmm.models.annotators import (
     Annotators,
     Consensus,
-    CopyingAnnotators,
     accuracy,
     information,
 )
@@ -58,7 +57,6 @@ __all__ = [
     "Compatibility",
     "Consensus",
     "ConvolutionalNMM",
-    "CopyingAnnotators",
     "Denoiser",
     "Emission",
     "FieldPrior",
