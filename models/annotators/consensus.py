@@ -277,19 +277,14 @@ def consensus_of(
     there, certain = answers >= 0, (answers >= 0).any(1) | known.isinf().any(1)
     entries = emission.check(field.hood, answers)
     simple = emission.alone(entries, known, field.values).double()
-    # A label that nobody gives stays rare, whatever the neighbours are.
-    given = torch.ones(known.shape[1], dtype=torch.bool, device=answers.device)
-    if getattr(emission, "named", False):
-        given = entries.answer.bincount(minlength=len(given))[: len(given)] > 0
-        given |= (known == 0)[known.isinf().any(1)].any(0)
-    share = (simple.mean(0) * given).expand_as(simple)
+    share = simple.mean(0).expand_as(simple)
 
     def pooled(probs: Tensor, most: float) -> tuple[LeftOut, dict[str, Tensor], _Pool]:
         left_out = left_out_answers(field, entries, probs.to(field.probs), part)
         evidence = left_out.evidence + known
         near = evidence.softmax(-1).masked_fill(~certain[:, None], 0)
-        priors = {"walk": walk.labels(near, part), "potts": potts_labels(walk, evidence, part)}
-        priors = {"shares": share} | {name: prior * given for name, prior in priors.items()}
+        around = {"walk": walk.labels(near, part), "potts": potts_labels(walk, evidence, part)}
+        priors = {"shares": share} | around
         return left_out, priors, _pool(priors, left_out, known, field.known, most)
 
     # Matrices come from the field if the graph predicts answers, else from the answers alone.
