@@ -9,39 +9,15 @@ from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.checking import check_program
 from pyro_nmm.guides.dglfrm import DGLFRMGuide
 from pyro_nmm.guides.field import FieldGuide, mean_field
-from pyro_nmm.guides.fitting import (
-    fit_classifier,
-    fit_images,
-    fit_links,
-    fit_mixture,
-    fit_nmm,
-    fit_unet,
-)
+from pyro_nmm.guides.fitting import fit_classifier, fit_links, fit_mixture, fit_nmm
 from pyro_nmm.guides.gibbs import FieldGibbs
+from pyro_nmm.guides.images import fit_images, fit_unet
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide, density
 from pyro_nmm.guides.ordered import HiddenFieldGuide, evidence_guide, ordered_guide
 
 __all__ = [
-    "AmortizedNMM",
-    "AutoNMM",
-    "Chains",
-    "Consistency",
-    "DGLFRMGuide",
-    "FieldGibbs",
-    "FieldGuide",
-    "HiddenFieldGuide",
-    "MarginalGuide",
-    "MixtureGuide",
-    "SeedLoss",
-    "check_program",
-    "density",
-    "evidence_guide",
-    "fit_classifier",
-    "fit_images",
-    "fit_links",
-    "fit_mixture",
-    "fit_nmm",
-    "fit_unet",
-    "mean_field",
-    "ordered_guide",
-]
+    "AmortizedNMM", "AutoNMM", "Chains", "Consistency", "DGLFRMGuide", "FieldGibbs", "FieldGuide",
+    "HiddenFieldGuide", "MarginalGuide", "MixtureGuide", "SeedLoss", "check_program", "density",
+    "evidence_guide", "fit_classifier", "fit_images", "fit_links", "fit_mixture", "fit_nmm",
+    "fit_unet", "mean_field", "ordered_guide",
+]  # fmt: skip

@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import torch
@@ -42,10 +43,8 @@ from pyro_nmm.provenance import untracked
 
 
 class Consistency(nn.Module):
-    r"""
-    A penalty for learning from unobserved nodes, for few labels: the divergence of marginals
-    :math:`u`, ``(N, C)``, from the sharpened memory of earlier posteriors :math:`p(y_i \mid
-    y_\tau)`.
+    r"""A penalty for learning from unobserved nodes, for few labels: the divergence of marginals
+    :math:`u` ``(N, C)`` from the sharpened memory of posteriors :math:`p(y_i \mid y_\tau)`.
 
     .. math::
 
@@ -109,8 +108,7 @@ class Consistency(nn.Module):
 
 
 class AmortizedNMM(SharedForward):
-    r"""
-    A network :math:`(\alpha, \text{logits}) = f_\theta(X)` and an NMM as one pair of model and
+    r"""A network :math:`(\alpha, \text{logits}) = f_\theta(X)` and an NMM as one pair of model and
     guide for Pyro's SVI, with the sites of :func:`~pyro_nmm.models.nmm`. The network runs once a
     step with vectorized particles, so both programs see the same dropout mask.
 
@@ -153,19 +151,14 @@ class AmortizedNMM(SharedForward):
     def guide(self, *inputs, y: Tensor, observed: Tensor | None = None) -> None:
         """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
         alpha, logits, relabel = Parameters(*self.give(inputs))
-        ordered_guide(
-            self.hood, alpha, logits, y, observed, relabel=relabel,
-            collapsed=self.collapsed, estimator=self.estimator,
-        )  # fmt: skip
+        options: Any = {"relabel": relabel, "collapsed": self.collapsed}
+        ordered_guide(self.hood, alpha, logits, y, observed, estimator=self.estimator, **options)
 
     def model(
         self, *inputs, y: Tensor | None = None, observed: Tensor | None = None,
         predict: bool = False,
     ) -> Tensor:  # fmt: skip
-        """
-        :func:`~pyro_nmm.models.nmm` at the network's output. ``Predictive`` of the unobserved nodes
-        takes ``functools.partial(program.model, predict=True)``.
-        """
+        """:func:`~pyro_nmm.models.nmm` at the network's output; ``predict`` is as there."""
         alpha, logits, relabel = Parameters(*self.take(inputs))
         if self.consistency is not None and self.training and y is not None:
             mixture = self.family(self.hood, alpha, logits, relabel)
@@ -179,8 +172,7 @@ class AmortizedNMM(SharedForward):
 
 
 class SeedLoss(nn.Module):
-    r"""
-    The loss of a mini-batch: the negative bound of :func:`fit_nmm` on the joint likelihood
+    r"""The loss of a mini-batch: the negative bound of :func:`fit_nmm` on the joint likelihood
     :math:`p(y_s)` of its seed nodes :math:`s`, a mean over the seeds.
 
     Other labels are marginalised exactly. The bound equals the seeds' bound in the whole graph if
@@ -227,9 +219,7 @@ class SeedLoss(nn.Module):
     def extra_repr(self) -> str:
         return f"inputs={self.inputs}, num_particles={self._elbo.num_particles}"
 
-    def forward(
-        self, batch: Data, seeds: Tensor | None = None, total: float | None = None
-    ) -> Tensor:
+    def forward(self, batch: Data, seeds: Any = None, total: float | None = None) -> Tensor:
         """
         :param Data batch: with ``edge_index`` ``(2, num_edges)``, ``y`` ``(N,)``, read at the seeds
             only, the entries of ``inputs``, and ``in_degree`` ``(N,)`` by
@@ -240,14 +230,17 @@ class SeedLoss(nn.Module):
             all labelled nodes gives an estimate of the sum over these nodes.
         :return: a number; zero for a batch without seeds.
         """
-        mask = self._seeds(batch, seeds)
-        if mask is None:
+        edge_index = entry(batch, "edge_index")
+        if seeds is None:
+            if (number := batch.get("batch_size")) is None:
+                raise ValueError("batch has no batch_size, which seed_batch sets: give seeds")
+            seeds = torch.arange(batch.num_nodes, device=edge_index.device) < number
+        mask = as_set(seeds, batch.num_nodes, edge_index.device, "seeds", empty=True)
+        if not mask.any():
             # Every parameter takes part, or other processes would wait for its gradient.
-            parts = [(0 * p).sum() for p in self.parameters() if p.requires_grad]
-            return torch.stack(parts).sum()
+            return torch.stack([(0 * p).sum() for p in self.parameters() if p.requires_grad]).sum()
         if total is not None:
             check_positive(total=total)
-        edge_index = entry(batch, "edge_index")
         # The model needs the seeds' rows alone; the network sees all edges.
         hood = Neighborhood(edge_index[:, mask[edge_index[1]]], batch.num_nodes)
         self._check_whole(batch, hood, mask)
@@ -262,16 +255,6 @@ class SeedLoss(nn.Module):
         guide = functools.partial(ordered_guide, *arguments, estimator=estimator, **options)
         bound = self._elbo.differentiable_loss(model, guide)
         return bound / (int(mask.sum()) if total is None else total)
-
-    @staticmethod
-    def _seeds(batch: Data, seeds: Tensor | None) -> Tensor | None:
-        device = entry(batch, "edge_index").device
-        if seeds is None:
-            if (number := batch.get("batch_size")) is None:
-                raise ValueError("batch has no batch_size, which seed_batch sets: give seeds")
-            seeds = torch.arange(batch.num_nodes, device=device) < number
-        mask = as_set(seeds, batch.num_nodes, device, "seeds", empty=True)
-        return mask if mask.any() else None
 
     def _check_whole(self, batch: Data, hood: Neighborhood, mask: Tensor) -> None:
         if (whole := batch.get(IN_DEGREE)) is None:
@@ -297,16 +280,14 @@ Scores = list[tuple[float, ...]]
 
 @dataclass(frozen=True)
 class NodeRun(Run):
-    """
-    Options of :func:`fit_classifier` and :func:`fit_nmm`, besides the options of
+    """Options of :func:`fit_classifier` and :func:`fit_nmm`, besides the options of
     :class:`~pyro_nmm.guides.fitting.Run`.
 
     :param float lr: Adam's learning rate.
     :param float weight_decay: of the first layer alone, as in Kipf and Welling (2017).
     :param int num_epochs: the most epochs.
     :param int patience: epochs without a better validation score, after which a fit stops.
-    :param str criterion: the score, ``"accuracy"`` or ``"likelihood"``; the other one decides
-        between equal scores.
+    :param str criterion: the score, ``"accuracy"`` or ``"likelihood"``; the other breaks ties.
     """
 
     lr: float = 0.01
@@ -330,9 +311,8 @@ class NodeRun(Run):
     ) -> Scores:  # fmt: skip
         """Adam, stopped early by the predictions ``(N, C)`` for the validation nodes."""
         inner = network.network if isinstance(network, Compatibility) else network
-        backbones = [inner]
-        if isinstance(inner, NMMNetwork):
-            backbones = [b for b in (inner.labels, inner.attention) if b is not None]
+        parts = (inner.labels, inner.attention) if isinstance(inner, NMMNetwork) else (inner,)
+        backbones = [part for part in parts if part is not None]
         optimizer = torch.optim.Adam(_groups(network, backbones, self.weight_decay), lr=self.lr)
         modules = {key: part for key, part in others.items() if isinstance(part, nn.Module)}
 
@@ -358,10 +338,8 @@ def fit_classifier(
     network: nn.Module, data: Data, *, consistency: Consistency | None = None,
     options: NodeRun = NodeRun(),
 ) -> tuple[Tensor, Scores]:  # fmt: skip
-    r"""
-    Fit a classifier alone by the cross entropy :math:`-\frac1{|\tau|} \sum_{i \in \tau} \log
-    \mathrm{softmax}(f_\theta(X)_i)_{y_i}` of the training nodes :math:`\tau`, with early stopping
-    on the validation nodes.
+    r"""Fit a classifier alone by the mean of :math:`-\log \mathrm{softmax}(f_\theta(X)_i)_{y_i}`
+    over training nodes, with early stopping on the validation nodes.
 
     >>> from torch_geometric.datasets import KarateClub
     >>> from torch_geometric.nn import GCN
@@ -374,8 +352,7 @@ def fit_classifier(
     :param nn.Module network: ``(x, edge_index) -> (N, C)``.
     :param Data data: with ``x``, ``edge_index``, integer labels ``y`` ``(N,)``, read in the masks
         only, and disjoint boolean masks ``(N,)`` ``train_mask`` and ``val_mask``.
-    :param Consistency consistency: the penalty, with the classifier's own predictions as the
-        teacher.
+    :param Consistency consistency: the penalty, taught by the classifier's own predictions.
     :param options: keywords of :class:`~pyro_nmm.guides.fitting.NodeRun`.
     :return: ``(N, C)`` logits of the best epoch, and the two validation scores of every epoch,
         ``criterion`` first. Cost of an epoch: two runs of the network.
@@ -385,8 +362,7 @@ def fit_classifier(
 
     def backward(epoch: int) -> float:
         out = network(*inputs)
-        y = labels_in(data, "train_mask", out.shape[-1])
-        loss = F.cross_entropy(out[data.train_mask], y)
+        loss = F.cross_entropy(out[data.train_mask], labels_in(data, "train_mask", out.shape[-1]))
         if consistency is not None:
             probs = out.softmax(-1)
             loss = loss + consistency(probs, probs.detach())
@@ -408,9 +384,8 @@ def fit_nmm(
     estimator: str | Chains = "reward_to_go", num_particles: int = 4, num_samples: int = 8,
     options: NodeRun = NodeRun(),
 ) -> tuple[NeighborMixture, Scores]:  # fmt: skip
-    r"""
-    Fit an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the paper's
-    equation (5), with early stopping on :math:`p(y_i \mid y_\tau)` of the validation nodes.
+    r"""Fit an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the
+    paper's equation (5), with early stopping on :math:`p(y_i \mid y_\tau)` of the validation nodes.
 
     .. math::
 

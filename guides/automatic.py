@@ -26,8 +26,7 @@ from pyro_nmm.models.plates import beside
 
 
 class AutoNMM(AutoGuide):
-    r"""
-    A guide for a program with one or several :func:`~pyro_nmm.models.nmm`.
+    r"""A guide for a program with one or several :func:`~pyro_nmm.models.nmm`.
 
     An autoguide draws the continuous sites. Then each field's choices, and its labels if these are
     latent, come from :func:`~pyro_nmm.guides.ordered_guide` or
@@ -54,7 +53,6 @@ class AutoNMM(AutoGuide):
     >>> import pyro.distributions as dist
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
-    >>> from pyro_nmm import Neighborhood
     >>> from pyro_nmm.models import nmm
     >>> hood, x = Neighborhood.grid(4, 4), torch.randn(16) + torch.arange(16) // 8
     >>> def model():
@@ -69,8 +67,7 @@ class AutoNMM(AutoGuide):
     >>> sorted(guide.median())
     ['gap', 'kappa']
 
-    :param model: a Pyro program, with plates, scopes, partly observed labels and vectorized
-        particles as usual.
+    :param model: a Pyro program, also with plates, scopes and partly observed labels.
     :param guide: makes the autoguide of the continuous sites from a program, such as
         ``AutoMultivariateNormal`` or ``functools.partial(AutoNormal, init_scale=0.01)``. The
         default's intervals are too narrow if sites correlate (``docs/results/posteriors.md``).
@@ -236,8 +233,7 @@ class AutoNMM(AutoGuide):
     def posterior(
         self, *args: Any, num_samples: int | None = 64, num_sweeps: int = 20, **kwargs: Any
     ) -> dict[str, Posterior | list[Posterior]]:
-        """
-        The posterior of each field at the medians of the continuous sites, by the name of its
+        """The posterior of each field at the medians of the continuous sites, by the name of its
         choices; within plates a list, of a subsample's elements in their order. Fields that depend
         on one another are each given a draw of the others.
 

@@ -19,27 +19,24 @@ OTHER = "Chains serves one field on one graph: make another one for each"
 
 
 class Chains(nn.Module):
-    r"""
-    The states of Gibbs chains, as an ``estimator`` of :func:`~pyro_nmm.guides.ordered_guide` and
+    r"""The states of Gibbs chains, as an ``estimator`` of :func:`~pyro_nmm.guides.ordered_guide`
+    and
     :func:`~pyro_nmm.guides.evidence_guide`.
 
     Choices, and latent labels, are drawn from :math:`p(c \mid y, \theta)`, not from
-    :math:`q(c \mid y)`, by ``num_sweeps`` sweeps from the states of the step before. By Fisher's
-    identity
+    :math:`q(c \mid y)`, by ``num_sweeps`` sweeps from the last step's states. By Fisher's identity
 
     .. math::
 
         \nabla \log p(y \mid \theta) = E_{p(c \mid y, \theta)}[\nabla \log p(y, c \mid \theta)] ,
 
     so that SVI is not biased by the gap of the bound, and needs no score of the choices. The loss
-    is then :math:`-\log p(y, c \mid \theta)` of the states, no bound: it falls as a fit learns, but
-    compares no two models.
-    :meth:`~pyro_nmm.NeighborMixture.path_likelihood` does.
+    is then :math:`-\log p(y, c \mid \theta)` of the states, no bound: it falls as a fit learns.
+    :meth:`~pyro_nmm.NeighborMixture.path_likelihood` compares models.
 
     >>> import pyro
     >>> from pyro.infer import SVI, Trace_ELBO
     >>> from pyro.optim import Adam
-    >>> from pyro_nmm import Neighborhood
     >>> from pyro_nmm.guides import ordered_guide
     >>> from pyro_nmm.models import nmm
     >>> hood, y = Neighborhood.grid(4, 4), torch.arange(16) // 8
@@ -62,8 +59,7 @@ class Chains(nn.Module):
     One sweep is often enough, because a step moves parameters little: on 20,000 nodes with two
     labels five sweeps changed log kappa by less than its standard deviation
     (``docs/results/estimators.md``). Take more if a guide draws parameters with a large variance,
-    or if ``observed`` is another random batch in each step: either draws from chains that lag
-    behind.
+    or if ``observed`` is another random batch in each step, because chains then lag behind.
 
     :func:`~pyro_nmm.models.fit_field` has chains of its own.
     :class:`~pyro_nmm.guides.DGLFRMGuide` sums its choices out.
@@ -87,10 +83,8 @@ class Chains(nn.Module):
         frames: dict[int, Any] = {f.dim: f for f in get_plates() if f.dim is not None}
         sizes = [frames[d].size if d in frames else 1 for d in range(min(frames, default=0), 0)]
         shape = torch.broadcast_shapes(q.batch_shape, sizes)
-        full = [
-            frames[d].full_size or frames[d].size if d in frames else shape[d]
-            for d in range(-len(shape), 0)
-        ]
+        dims = range(-len(shape), 0)
+        full = [frames[d].full_size or frames[d].size if d in frames else shape[d] for d in dims]
         copies = bool(full) and -len(full) in frames and frames[-len(full)].name in COPIES
         rows = q.observed_rows
         event = 2 if len(q.event_shape) > 1 else 1, rows.num_nodes

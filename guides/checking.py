@@ -38,8 +38,7 @@ class ProgramCheck(NamedTuple):
 def check_program(
     model: Callable, guide: Callable, *args: Any, num_runs: int = 40, **kwargs: Any
 ) -> ProgramCheck:
-    r"""
-    Check a pair of Pyro programs with a field before its first fit.
+    r"""Check a pair of Pyro programs with a field before its first fit.
 
     The check runs the pair under ``TraceGraph_ELBO`` with Pyro's validation, with one particle at a
     time and with vectorized particles, and refuses it if
@@ -49,8 +48,7 @@ def check_program(
     * a particle alone has another log-probability than among vectorized ones,
     * the mean log-probability of a site differs between the two kinds of runs,
     * the loss with the same random seed differs without validation,
-    * a site depends on latent labels and Pyro has lost track of it, so that the gradient of
-      ``TraceGraph_ELBO`` would be biased.
+    * Pyro has lost track of a site below latent labels, which biases ``TraceGraph_ELBO``.
 
     It warns if the evidence ``(N, C)`` of :func:`evidence_guide` is not the program's own
     :math:`\log p(x_i \mid y_i)`, up to a constant of each node: the bound holds, but it is looser
@@ -58,7 +56,6 @@ def check_program(
     :func:`~pyro_nmm.edge_values`.
 
     >>> from pyro.distributions import Normal
-    >>> from pyro_nmm import Neighborhood
     >>> from pyro_nmm.guides import evidence_guide
     >>> from pyro_nmm.models import nmm
     >>> hood, x = Neighborhood.grid(2, 2), torch.tensor([-1.2, 0.3, 1.0, 0.2])
@@ -77,8 +74,7 @@ def check_program(
     :param args, kwargs: of model and guide.
     :param int num_runs: of one particle, and as many vectorized particles.
     :return: the mean losses. Random numbers and Pyro's store are left as they were.
-    :raises ValueError: with the name of the site and the cure. Cost: about twice ``num_runs`` runs
-        of the pair.
+    :raises ValueError: with the site and the cure. Cost: about twice ``num_runs`` runs of the pair.
     """
     check_integers(2 * PARTICLES, num_runs=num_runs)
     program = model, guide, args, kwargs
@@ -170,10 +166,8 @@ def _check_particles(program: tuple) -> None:
                 frames, value = many.nodes[name]["cond_indep_stack"], many.nodes[name]["value"]
                 value = of_particle(_plain(value), number, event_dim, frames)
                 alone.nodes[name] = {**site, "value": value.reshape(site["value"].shape)}
-        first, again = (
-            {name: _plain(site["log_prob_sum"]) for name, site in _sites(trace)}
-            for trace in (_replayed(program, alone), _replayed(program, alone))
-        )
+        runs = (_replayed(program, alone) for _ in range(2))
+        first, again = ({k: _plain(s["log_prob_sum"]) for k, s in _sites(run)} for run in runs)
         if any(not torch.equal(value, again[name]) for name, value in first.items()):
             return  # the program has random numbers beside its sites, such as dropout
         for name in first.keys() & many.nodes.keys():

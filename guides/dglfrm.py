@@ -3,7 +3,6 @@
 
 """Guides of the latent feature model of links, with and without an NMM, and their fit."""
 
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 import pyro
@@ -20,13 +19,12 @@ from torch_geometric.utils import sort_edge_index
 
 from pyro_nmm import MembershipMixture, Neighborhood
 from pyro_nmm.arguments import (
-    as_member,
     as_tensor,
     check_edge_index,
     check_finite,
-    check_ids,
     check_integers,
     check_positive,
+    check_range,
     expect,
 )
 from pyro_nmm.caching import LastCall
@@ -42,18 +40,13 @@ from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import attention_scores, register
 from pyro_nmm.sparse import sparse_csr
 
-
-class LinkEstimator(StrEnum):
-    PATHWISE = "pathwise"  #: unbiased, for few communities
-    LINEAR = "linear"  #: biased, of little variance
-    LOCAL = "local"  #: unbiased, by two draws of every node
+#: Unbiased for few communities; biased, of little variance; unbiased by two draws of every node.
+ESTIMATORS = "pathwise", "linear", "local"
 
 
 class DGLFRMGuide(nn.Module):
-    r"""
-    A guide for :class:`~pyro_nmm.models.DGLFRM`: the original one, or with an NMM over the
-    memberships, section 5.3 of the paper. With :math:`(\ell, \mu, \log \varsigma, u)` from a graph
-    convolutional network,
+    r"""A guide for :class:`~pyro_nmm.models.DGLFRM`: the original one, or with an NMM over the
+    memberships, section 5.3 of the paper. With :math:`(\ell, \mu, \log \varsigma, u)` from a GCN,
 
     .. math::
 
@@ -100,7 +93,8 @@ class DGLFRMGuide(nn.Module):
         num_columns: int | None = 128, own_attention: bool = False, name: str = "dglfrm_guide",
     ) -> None:  # fmt: skip
         super().__init__()
-        way = as_member(LinkEstimator, estimator=estimator)
+        if estimator not in ESTIMATORS:
+            raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
         check_integers(1, num_features=num_features, hidden=hidden, width=width)
         check_positive(temperature=temperature)
         check_finite(gamma=gamma)
@@ -117,8 +111,8 @@ class DGLFRMGuide(nn.Module):
         self.encoder = _Encoder(num_features, hidden, widths, dropout, gamma, own_attention)
         if hood is None:
             return
-        local = way is LinkEstimator.LOCAL
-        follows = "detached" if local else way.value
+        local = estimator == "local"
+        follows = "detached" if local else estimator
 
         def family(hood: Neighborhood, outputs: _Outputs, logits: Tensor) -> MembershipMixture:
             return MembershipMixture(hood, outputs.log_odds, logits, temperature, follows)
@@ -130,13 +124,11 @@ class DGLFRMGuide(nn.Module):
         self.memberships: MarginalGuide = kind(hood, self.encoder, self._rest, **options)
 
     def guide(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
-        r"""
-        Sites ``v``, ``c`` unless it is summed out, ``s`` and ``r``.
+        r"""Sites ``v``, ``c`` unless it is summed out, ``s`` and ``r``.
 
         :param Tensor edge_index: ``(2, num_edges)``, both directions of every training edge.
         :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; else the identity.
-        :param Tensor held_out: ``(2, P)`` pairs without a likelihood, no edges of ``edge_index`` or
-            ``hood``.
+        :param Tensor held_out: ``(2, P)`` pairs without a likelihood, none in ``edge_index``.
         :return: ``(..., N, K)``, :math:`b \odot r`.
         """
         if held_out is not None and pyro.settings.get("validate_distributions_pyro"):
@@ -162,19 +154,14 @@ class DGLFRMGuide(nn.Module):
         rest = self._rest if self.hood is None else self.memberships.model
         return rest(v, edge_index, x, held_out)
 
-    def link_logits(
-        self, pairs: Tensor, edge_index: Tensor, x: Tensor, num_samples: int = 15
-    ) -> Tensor:
-        """
-        ``(P,)``: log-odds of edges between pairs ``(2, P)``, means over rounded :math:`b`. Tensors
-        may be arrays or nested lists.
-        """
+    def link_logits(self, pairs: Any, edge_index: Any, x: Any, num_samples: int = 15) -> Tensor:
+        """``(P,)``: log-odds of edges between pairs ``(2, P)``, means over rounded :math:`b`."""
         check_integers(1, num_samples=num_samples)
         device = self.encoder.log_sticks.device
         pairs, x = as_tensor("pairs", pairs, device), as_tensor("x", x, device)
         edge_index = as_tensor("edge_index", edge_index, device)
         pairs = expect("pairs", pairs, (2, "P"), kind="integers").long()
-        check_ids("pairs", pairs, (2, "P"), self.target.num_nodes)
+        check_range("pairs", pairs, self.target.num_nodes)
         with evaluation(self):
             total = self.encoder.log_sticks.new_zeros(pairs.shape[1])
             for _ in range(num_samples):
@@ -198,10 +185,7 @@ class DGLFRMGuide(nn.Module):
         self, family: MembershipMixture, values: dict[str, Tensor], v: Tensor, edge_index: Tensor,
         x: Tensor, held_out: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """
-        Zero, with the bound's derivative towards the attention: the difference of each node's score
-        at two draws of its memberships, times the bound's gain if this node alone changes.
-        """
+        """Zero, with a derivative: gains of nodes times changes of scores between two draws."""
         s, r = values["s"], values["r"]
         if s.dim() > 2:
             must = "takes particles one by one: vectorize_particles=False"
@@ -237,8 +221,7 @@ class _Encoder(nn.Module):
         super().__init__()
 
         def first() -> RandomInput:
-            layer = GCNConv(num_features, hidden, bias=False, normalize=False)
-            return RandomInput(layer, dropout)
+            return RandomInput(GCNConv(num_features, hidden, bias=False, normalize=False), dropout)
 
         self.first, self.dropout = first(), dropout
         self.heads = nn.ModuleList(GCNConv(hidden, w, bias=False, normalize=False) for w in widths)
@@ -259,8 +242,8 @@ class _Encoder(nn.Module):
             check_edge_index(edge_index, num_nodes)  # once a graph, because it reads the ids
             edges, weight = gcn_norm(edge_index, like.new_ones(edge_index.shape[1]), num_nodes)
             (source, target), weight = sort_edge_index(edges, weight, sort_by_row=False)
-            parts = index2ptr(target, num_nodes), source, weight
-            return sparse_csr(*parts, (num_nodes, num_nodes))
+            ptr = index2ptr(target, num_nodes)
+            return sparse_csr(ptr, source, weight, (num_nodes, num_nodes))
 
         like = self.log_sticks
         return self._last_graph.get((edge_index, num_nodes, like.dtype, like.device), matrix)
@@ -290,9 +273,7 @@ def fit_links(
     pair: DGLFRMGuide, split: LinkSplit, x: Tensor, *,
     options: Steps = Steps(num_steps=500, lr=0.01),
 ) -> list[float]:  # fmt: skip
-    r"""
-    Fit a latent feature model and its guide to the training edges of a split by Adam at a constant
-    rate, as Mehta, Carin and Rai (2019).
+    r"""Fit a latent feature model and its guide to training edges, as Mehta, Carin and Rai (2019).
 
     .. math::
 
@@ -309,8 +290,7 @@ def fit_links(
     :param LinkSplit split: see :func:`~pyro_nmm.datasets.link_split`.
     :param Tensor x: ``(N, F)``, see :meth:`DGLFRMGuide.guide`.
     :param options: keywords of :class:`~pyro_nmm.guides.fitting.Steps`.
-    :return: every step's loss, the negative bound in nats a pair of nodes, as noisy as one draw.
-        A step costs :math:`O(N^2)`.
+    :return: every step's loss in nats a pair of nodes, of one draw, at :math:`O(N^2)` a step.
     """
     x = expect("x", as_tensor("x", x), (pair.target.num_nodes, "F"), note="one row per node")
     x = x.to(pair.encoder.log_sticks.dtype)  # once, and not in every step

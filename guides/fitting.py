@@ -10,17 +10,6 @@ from pyro_nmm.guides.field import fit_mixture
 from pyro_nmm.guides.images import PatchRun, fit_images, fit_unet
 
 __all__ = [
-    "NodeRun",
-    "PatchRun",
-    "Run",
-    "Steps",
-    "fit_classifier",
-    "fit_images",
-    "fit_links",
-    "fit_mixture",
-    "fit_nmm",
-    "fit_unet",
-    "load_checkpoint",
-    "save_checkpoint",
-    "train",
-]
+    "NodeRun", "PatchRun", "Run", "Steps", "fit_classifier", "fit_images", "fit_links",
+    "fit_mixture", "fit_nmm", "fit_unet", "load_checkpoint", "save_checkpoint", "train",
+]  # fmt: skip

@@ -24,12 +24,10 @@ from pyro_nmm.models.nmm import nmm
 
 @dataclass(frozen=True)
 class PatchRun(Steps):
-    """
-    Options of :func:`fit_unet` and :func:`fit_images`, besides the options of
+    """Options of :func:`fit_unet` and :func:`fit_images`, besides the options of
     :class:`~pyro_nmm.guides.fitting.Steps`.
 
-    :param float last_rate: the share of ``lr`` to which the rate falls linearly: zero, or more for
-        a fit that another one continues.
+    :param float last_rate: the share of ``lr`` to which the rate falls linearly.
     :param float max_noise: in grey levels.
     """
 
@@ -59,10 +57,8 @@ class PatchRun(Steps):
 def fit_unet(
     unet: UNet, draw: Callable[[], Tensor], *, loss: str = "squared", options: PatchRun = PatchRun()
 ) -> list[float]:
-    r"""
-    Fit a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0 to
-    ``max_noise`` for each patch. Over :math:`B` patches of :math:`N` values it minimises the
-    squared error or its logarithm,
+    r"""Fit a U-Net to clean patches with Gaussian noise, whose standard deviation is uniform in 0
+    to ``max_noise`` for each patch. Over :math:`B` patches of :math:`N` values it minimises
 
     .. math::
 
@@ -98,9 +94,8 @@ def fit_images(
     network: Denoiser, draw: Callable[[], Tensor], *, radius: int = 1, estimator: str = "no_score",
     mean_weight: float = 0.5, unet_rate: float = 1.0, options: PatchRun = PatchRun(),
 ) -> list[float]:  # fmt: skip
-    r"""
-    Fit an NMM over pixels to patches with the noise of :func:`fit_unet`: it maximises the bound on
-    the clean labels :math:`y` of noisy patches :math:`X`, minus a penalty on the predicted mean,
+    r"""Fit an NMM over pixels to patches with the noise of :func:`fit_unet`: it maximises the bound
+    on the clean labels :math:`y` of noisy patches :math:`X`, minus a penalty on the predicted mean,
 
     .. math::
 
@@ -116,8 +111,7 @@ def fit_images(
     >>> patches = torch.randint(256, (2, 1, 1, 1)).expand(2, 3, 8, 8)
     >>> losses = fit_images(Denoiser(UNet(width=6, depth=1)), lambda: patches, num_steps=3)
 
-    :param draw: patches ``(B, channels, H, W)`` as for :func:`fit_unet`; labels end at the
-        network's ``num_classes - 1``.
+    :param draw: ``(B, channels, H, W)`` as for :func:`fit_unet`; labels end at ``num_classes - 1``.
     :param int radius: of the windows around pixels; with zero, pixels are independent.
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param float mean_weight: :math:`w`; one half is a Gaussian's likelihood, zero the bound alone.

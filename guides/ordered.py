@@ -20,17 +20,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.shared_forward import SharedForward
-from pyro_nmm.models.hidden import (
-    Emission,
-    FieldPrior,
-    HiddenField,
-    Values,
-    check_edge_attr,
-    check_prior,
-    hidden_field,
-    sample_field,
-    without_relabel,
-)
+from pyro_nmm.models import hidden
 from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.score_costs import ScoreEstimator
@@ -42,8 +32,7 @@ def ordered_guide(
     observed: Tensor | None = None, *, relabel: Tensor | None = None, collapsed: bool = False,
     estimator: str | Chains = "reward_to_go",
 ) -> None:  # fmt: skip
-    r"""
-    The parameter-free guide of :func:`~pyro_nmm.models.nmm`: choices node after node from
+    r"""The parameter-free guide of :func:`~pyro_nmm.models.nmm`: choices node after node from
     :math:`q(c \mid y)`, then ``z`` from its conjugate posterior.
 
     .. math::
@@ -69,10 +58,9 @@ def ordered_guide(
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
     if not as_channel(relabel).certain:
-        evidence = Parameters.of(hood, alpha, logits, relabel).evidence(y, observed)
-        _latent_sites(
-            hood, written_out(alpha), logits, evidence, observed, estimator, collapsed, "u"
-        )
+        prior = Parameters.of(hood, alpha, logits, relabel)
+        evidence = prior.evidence(y, observed)
+        _latent_sites(hood, prior.table, logits, evidence, observed, estimator, collapsed, "u")
         return
     name, chains = _split(estimator)
     q = OrderedConditional(hood, alpha, logits, y, observed, estimator=name, relabel=relabel)
@@ -93,9 +81,8 @@ def evidence_guide(
     observed: Tensor | None = None, *, collapsed: bool = False,
     estimator: str | Chains = "reward_to_go",
 ) -> Tensor:  # fmt: skip
-    r"""
-    The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices and
-    labels node after node given the evidence, then ``z`` from its conjugate posterior.
+    r"""The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices
+    and labels node after node given the evidence, then ``z`` from its conjugate posterior.
 
     .. math::
 
@@ -124,8 +111,7 @@ def evidence_guide(
     True
 
     It has the sites of the model, and an auxiliary site ``c and y``, at which choices and labels
-    are drawn together. Parameters and cost as for
-    :class:`~pyro_nmm.EvidenceConditional`.
+    are drawn together. Parameters and cost as for :class:`~pyro_nmm.EvidenceConditional`.
 
     :return: ``(..., n)`` the labels.
     """
@@ -159,8 +145,7 @@ def _latent_sites(
 
 
 class _Draw(EvidenceConditional):
-    """
-    The score of a draw without its density, which site ``c`` has: ``Trace_ELBO`` would leave the
+    """The score of a draw without its density, which site ``c`` has: ``Trace_ELBO`` would leave the
     density of an auxiliary site out of the costs. The gradient of the density goes with the score
     if it is plain, because ``RenyiELBO`` takes site ``c`` for a reparameterised one.
     """
@@ -183,10 +168,8 @@ class _Draw(EvidenceConditional):
 
 
 class HiddenFieldGuide(SharedForward):
-    r"""
-    A hidden field and its parameter-free guide as a pair of Pyro programs: the model that
-    :func:`~pyro_nmm.models.fit_field`, whose parameters these are, fits by expectation
-    maximisation. The emission also starts the fit.
+    r"""A hidden field and its parameter-free guide as a pair of Pyro programs: the model that
+    :func:`~pyro_nmm.models.fit_field`, whose parameters these are, fits by EM.
 
     The loss is the negative bound of :class:`~pyro_nmm.EvidenceConditional` on
     :math:`\log p(w \mid \theta)`, minus :math:`\log p(\theta)`.
@@ -214,18 +197,18 @@ class HiddenFieldGuide(SharedForward):
 
     @torch.inference_mode(False)  # parameters made inside of inference mode are trained later
     def __init__(
-        self, emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None, *,
-        prior: nn.Module | None = None, inputs: tuple = (),
-        estimator: str | Chains = "reward_to_go",
-        name: str = "field",
+        self, emission: hidden.Emission, hood: Neighborhood, data: Any,
+        edge_attr: Tensor | None = None, *, prior: nn.Module | None = None, inputs: tuple = (),
+        estimator: str | Chains = "reward_to_go", name: str = "field",
     ) -> None:  # fmt: skip
         check_all_rows(hood)
-        checked, edge_attr = emission.check(hood, data), check_edge_attr(hood, edge_attr)
-        check_prior(prior, inputs, edge_attr)
+        checked, edge_attr = emission.check(hood, data), hidden.check_edge_attr(hood, edge_attr)
+        hidden.check_prior(prior, inputs, edge_attr)
         start = emission.start(checked, hood)
         if prior is None:
             evidence = emission.log_prob(start, checked)
-            prior, inputs = FieldPrior.of(emission.num_labels, edge_attr).to(evidence), (edge_attr,)
+            prior = hidden.FieldPrior.of(emission.num_labels, edge_attr).to(evidence)
+            inputs = (edge_attr,)
         super().__init__(hood, prior, f"{name}.prior")
         self.emission, self.data, self.edge_attr = emission, checked, edge_attr
         self.inputs, self.estimator, self.start = inputs, estimator, start
@@ -235,13 +218,11 @@ class HiddenFieldGuide(SharedForward):
         """As it is trained."""
         return self.network
 
-    def values(self) -> Values:
+    def values(self) -> hidden.Values:
         """The emission's parameters, from Pyro's store."""
         support, name = self.emission.support, self.name.removesuffix(".prior")
-        return {
-            key: pyro.param(f"{name}.{key}", value, constraint=support[key])
-            for key, value in self.start.items()
-        }
+        start = self.start.items()
+        return {k: pyro.param(f"{name}.{k}", v, constraint=support[k]) for k, v in start}
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
         """The prior's output: the guide's, if it ran just before."""
@@ -249,23 +230,23 @@ class HiddenFieldGuide(SharedForward):
 
     def log_prior(self) -> Tensor | float:
         """Of the prior's own parameters; a network has none."""
-        return self.network.log_prior() if isinstance(self.network, FieldPrior) else 0.0
+        return self.network.log_prior() if isinstance(self.network, hidden.FieldPrior) else 0.0
 
     def model(self) -> Tensor:
         """:func:`~pyro_nmm.models.hidden_field`; returns the labels."""
-        return hidden_field(self.hood, self, self.emission, self.values(), self.data, *self.inputs)
+        arguments = self.hood, self, self.emission, self.values(), self.data
+        return hidden.hidden_field(*arguments, *self.inputs)
 
     def guide(self) -> Tensor:
         """:func:`~pyro_nmm.guides.evidence_guide`; returns the labels."""
-        alpha, logits = without_relabel(self.give(self.inputs))
+        alpha, logits = hidden.without_relabel(self.give(self.inputs))
         evidence = self.emission.log_prob(self.values(), self.data)
-        return evidence_guide(
-            self.hood, alpha, logits, evidence, collapsed=True, estimator=self.estimator
-        )
+        options: Any = {"collapsed": True, "estimator": self.estimator}
+        return evidence_guide(self.hood, alpha, logits, evidence, **options)
 
-    def field(self, **options) -> HiddenField:
+    def field(self, **options) -> hidden.HiddenField:
         """The fitted field: :func:`~pyro_nmm.models.sample_field`, whose ``options`` these are."""
         values = {key: value.detach() for key, value in self.values().items()}
         arguments = self.emission, self.hood, self.data, self.network, values, self.edge_attr
-        inputs = () if isinstance(self.network, FieldPrior) else self.inputs
-        return sample_field(*arguments, inputs=inputs, **options)
+        inputs = () if isinstance(self.network, hidden.FieldPrior) else self.inputs
+        return hidden.sample_field(*arguments, inputs=inputs, **options)

@@ -14,13 +14,8 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pyro_nmm import (
-    ChosenLabels,
-    EvidenceConditional,
-    NeighborChoice,
-    NeighborMixture,
-    OrderedConditional,
-)
+from pyro_nmm import EvidenceConditional, NeighborMixture, OrderedConditional
+from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.models.plates import beside, kind_of
@@ -77,8 +72,7 @@ class Field(NamedTuple):
 
     def evidence(self, run: Run, given_later: bool = True) -> Tensor:
         """``(..., N, C)`` of latent labels by :func:`evidence_of`, zero where not ``observed``."""
-        evidence = evidence_of(run, self, given_later)
-        return self._of_nodes(evidence.movedim(-2, 0)).movedim(0, -2)
+        return self._of_nodes(evidence_of(run, self, given_later).movedim(-2, 0)).movedim(0, -2)
 
     def _of_nodes(self, values: Tensor) -> Tensor:
         hood = self.prior.hood
@@ -91,9 +85,8 @@ class Field(NamedTuple):
         if not self.latent and channel.certain:
             y = self.labels()
             return OrderedConditional(hood, alpha, logits, y, self.observed, relabel=channel)
-        evidence = (
-            self.evidence(run) if self.latent else self.prior.evidence(self.labels(), self.observed)
-        )
+        shown = () if self.latent else (self.labels(), self.observed)
+        evidence = self.prior.evidence(*shown) if shown else self.evidence(run)
         arguments = hood, self.prior.table, logits, evidence, self.observed
         return EvidenceConditional(*arguments, relabels=not channel.keeps)
 
@@ -126,20 +119,16 @@ def fields_of(trace: Any, latents: Set[str]) -> dict[str, Field]:
             prior, observed = site["infer"]["nmm"]
             field = fields[name] = Field(name, latents, prior, observed, trace)
             if field.latent and not field.prior.channel.keeps:
-                raise ValueError(
-                    f"field {name!r} has latent labels and edges that relabel: observe its labels, "
-                    f"or leave out relabel"
-                )
+                cure = "observe its labels, or leave out relabel"
+                raise ValueError(f"field {name!r} has latent labels and edges that relabel: {cure}")
     return fields
 
 
 def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = None) -> Tensor:
-    r"""
-    ``(..., n, C)``: the log-likelihood of the rest of a program, in nats, at every label of every
-    node: ``C + 1`` runs, with each label in turn and with random labels.
+    r"""``(..., n, C)``: the log-likelihood of the rest of a program, in nats, at every label of
+    every node: ``C + 1`` runs, with each label in turn and with random labels.
 
-    :param given_later: whether the states of fields below belong to the rest, whose ``z`` are
-        integrated out.
+    :param given_later: whether states of fields below, without ``z``, belong to the rest.
     :param parts: plates that subsample below the labels. Labels depend on all of their elements,
         so that each run becomes several, which together have all.
     :raises ValueError: where it is no sum over nodes, which the random labels show.
@@ -219,18 +208,13 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
 def _frames(site: Any, field: Field) -> list:
     """Vectorized plates around a site and not around the field."""
     outside = {frame.name for frame in field.trace.nodes[field.name]["cond_indep_stack"]}
-    frames = site["cond_indep_stack"]
-    return [f for f in frames if f.dim is not None and f.name not in outside]
+    return [f for f in site["cond_indep_stack"] if f.dim is not None and f.name not in outside]
 
 
-def _add_tables(
-    tables: dict[Any, Tensor], trace: Any, name: str, field: Field, places: dict[str, Tensor]
-) -> None:
-    """
-    Adds log-probabilities of a site: ``all``, and ``(..., n)`` by each dimension of size ``n``.
-    ``places`` of plates that subsample count once, and sites of no such plate at the first ones.
-    """
+def _add_tables(tables: dict, trace: Any, name: str, field: Field, places: dict) -> None:
+    """Adds log-probabilities of a site: ``all``, and ``(..., n)`` by dimensions of size ``n``."""
     frames, size = _frames(trace.nodes[name], field), field.value("y").shape[-1]
+    # Places of plates that subsample count once, and sites of no such plate at the first ones.
     if any(place[0] > 0 for name, place in places.items() if name not in {f.name for f in frames}):
         return
     log_prob, events = _unsummed(trace, name, field, frames)
@@ -273,10 +257,8 @@ def _unsummed(trace: Any, name: str, field: Field, frames: list) -> tuple[Tensor
         if isinstance(fn, Delta) and fn.event_dim and not torch.as_tensor(fn.log_density).any():
             fn, events = Delta(fn.v), events + fn.event_dim
         log_prob = fn.log_prob(site["value"])
-    scale, mask = (
-        part.reshape(part.shape + (1,) * events) if isinstance(part, Tensor) else part
-        for part in (scale, mask)
-    )
+    both = scale, mask
+    scale, mask = (t.reshape(t.shape + (1,) * events) if isinstance(t, Tensor) else t for t in both)
     return scale_and_mask(log_prob, scale, mask), events
 
 

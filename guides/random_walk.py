@@ -38,8 +38,7 @@ class RandomWalk:
         if self._covariance.n_samples >= _ENOUGH:
             covariance = self._covariance.get_covariance().double()
             step = torch.linalg.cholesky(covariance).to(step.dtype) @ step
-        parts = (math.exp(self._log_scale) * step).split(sizes)
-        names = zip(params.items(), parts, strict=True)
+        names = zip(params.items(), (math.exp(self._log_scale) * step).split(sizes), strict=True)
         return {name: value + part.view_as(value) for (name, value), part in names}
 
     def decide(self, params: dict[str, Tensor], log_ratio: Tensor) -> bool:

@@ -5,7 +5,6 @@
 
 import operator
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,9 +43,8 @@ def evaluation(module: nn.Module) -> Iterator[None]:
 
 def as_order(hood: Neighborhood, order: Any) -> Tensor:
     """A permutation of the nodes, default random."""
-    if order is None:
-        order = torch.randperm(hood.num_nodes, device=hood.device)
-    order = as_tensor("order", order, hood.device)
+    every = torch.randperm(hood.num_nodes, device=hood.device) if order is None else order
+    order = as_tensor("order", every, hood.device)
     order_to_rows(hood, order)
     return order
 
@@ -62,11 +60,8 @@ class NoSites(Messenger):
         )
 
 
-class SharedForward(nn.Module, ABC):
-    """
-    A model and a guide that share one run of a network, so that both see the same dropout mask: the
-    model takes over the guide's output, if it comes next with the same inputs and weights.
-    """
+class SharedForward(nn.Module):
+    """A model and a guide that share one run of a network, so that both see one dropout mask."""
 
     def __init__(
         self, hood: Neighborhood, network: nn.Module, name: str,
@@ -75,14 +70,6 @@ class SharedForward(nn.Module, ABC):
         super().__init__()
         self.hood, self.network, self.name, self.family = hood, network, name, family
         self._kept: tuple | None = None
-
-    @abstractmethod
-    def guide(self, *inputs: Any, **data: Any) -> Any:
-        """The program that comes first."""
-
-    @abstractmethod
-    def model(self, *inputs: Any, **data: Any) -> Any:
-        """The program that takes over the guide's output."""
 
     def mixture(self, *inputs) -> Any:
         """The fitted distribution, for queries: evaluation mode, without gradients."""

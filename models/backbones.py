@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-The paper's backbones, and an MLP, as PyG networks behind one input layer. Each returns ``(N,
-width)``. GCN and APPNP are for one graph, whose normalisation is computed once.
-"""
+"""The paper's backbones and an MLP behind one input layer; GCN and APPNP cache one graph."""
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +12,8 @@ from pyro_nmm.sparse import to_csr
 
 
 class RandomInput(nn.Module):
-    r"""
-    A network with dropout of single input features, and of all features of a node (DropNode, Feng
-    et al. 2020, "Graph Random Neural Networks", NeurIPS). Sparse features stay sparse.
+    r"""A network with dropout of single input features, and of all features of a node (DropNode,
+    Feng et al. 2020, "Graph Random Neural Networks", NeurIPS). Sparse features stay sparse.
 
     .. math::
 
@@ -60,10 +56,8 @@ class RandomInput(nn.Module):
 def gcn(
     num_features: int, width: int, *, attention: bool = False, dropout=0.5, drop_nodes=0.0
 ) -> RandomInput:
-    """
-    Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer. All four
-    backbones have ``width`` columns, and dropout of features and hidden units by ``dropout``, of
-    the features of whole nodes by ``drop_nodes``.
+    """Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer. All
+    four backbones have ``width`` columns, dropout of features and units, and ``drop_nodes``.
 
     >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     >>> gcn(num_features=5, width=4)(torch.randn(3, 5), edge_index).shape

@@ -18,10 +18,8 @@ from pyro_nmm.models.networks import attention_scores
 
 
 class UNet(nn.Module):
-    r"""
-    The U-Net of Lehtinen et al. (2018, "Noise2Noise", ICML): convolutions of 3 x 3 with leaky
-    ReLU, ``depth`` times max-pooling, nearest-neighbour upsampling and skip connections. Unlike
-    theirs, it predicts a difference to its input:
+    r"""The U-Net of Lehtinen et al. (2018, "Noise2Noise", ICML): convolutions of 3 x 3 with leaky
+    ReLU, ``depth`` poolings, upsampling and skip connections. Here it predicts a difference:
 
     .. math::
 
@@ -32,8 +30,7 @@ class UNet(nn.Module):
     >>> image.shape, features.shape
     (torch.Size([1, 3, 10, 13]), torch.Size([1, 5, 10, 13]))
 
-    Images of other sides are extended to multiples of :math:`2^\text{depth}` by repeating their
-    last pixels.
+    Other sides are extended to multiples of :math:`2^\text{depth}` by repeating the last pixels.
 
     :param int channels: of images ``(B, channels, H, W)``, in units of one.
     :param int width: filters; twice as many on the way up.
@@ -41,9 +38,7 @@ class UNet(nn.Module):
         tiles of that side, of which the inner quarter counts: four times the work.
     """
 
-    def __init__(
-        self, channels: int = 3, width: int = 48, depth: int = 5, tile: int | None = None
-    ) -> None:
+    def __init__(self, channels: int = 3, width: int = 48, depth: int = 5, tile: int | None = None):
         super().__init__()
         check_integers(1, channels=channels, width=width, depth=depth)
         if tile is not None:
@@ -117,10 +112,8 @@ def _convolution(channels: int, filters: int) -> nn.Sequential:
 
 
 class Denoiser(nn.Module):
-    r"""
-    An NMM over the pixels of an image on a U-Net, section 5.2 and appendix C of the paper. With
-    the U-Net's image :math:`u`, and vectors :math:`v` and widths :math:`\sigma` by two-layer
-    networks from its features,
+    r"""An NMM over the pixels of an image on a U-Net, section 5.2 and appendix C of the paper. With
+    the U-Net's image :math:`u`, and vectors :math:`v` and widths :math:`\sigma` from its features,
 
     .. math::
 
@@ -129,8 +122,7 @@ class Denoiser(nn.Module):
                              + \gamma \, \delta(i = j) .
 
     The paper has one width for all pixels (``spread=False``), a fixed :math:`\gamma = 5` and
-    ``concentrations=GaussianConcentrations``. Color channels of images ``(B, channels, H, W)``
-    share the attention.
+    ``concentrations=GaussianConcentrations``. Channels of ``(B, channels, H, W)`` share logits.
 
     >>> network = Denoiser(UNet(width=8, depth=2))
     >>> alpha, logits = network(Neighborhood.grid(6, 7), 255 * torch.rand(2, 3, 6, 7))
@@ -194,6 +186,5 @@ def _branch(features: int, channels: int) -> nn.Sequential:
 def __getattr__(name: str) -> Any:
     if name != "ConvolutionalNMM":  # which was here before version 0.3
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    moved = "import ConvolutionalNMM from pyro_nmm.models"
-    warnings.warn(moved, DeprecationWarning, stacklevel=2)
+    warnings.warn("import ConvolutionalNMM from pyro_nmm.models", DeprecationWarning, stacklevel=2)
     return importlib.import_module("pyro_nmm.models").ConvolutionalNMM

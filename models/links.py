@@ -13,20 +13,13 @@ from torch.nn import functional as F
 from pyro_nmm import InnerProductGraph
 from pyro_nmm.arguments import check_integers, check_positive, expect
 from pyro_nmm.caching import LastCall
-from pyro_nmm.distributions.memberships import (
-    RelaxedLogits,
-    StickShares,
-    relaxed_logits,
-    stick_logits,
-)
+from pyro_nmm.distributions.memberships import StickShares, relaxed_logits, stick_logits
 from pyro_nmm.models.networks import register
 
 
 class DGLFRM(nn.Module):
-    r"""
-    The deep generative latent feature relational model (Mehta, Carin and Rai, 2019,
-    "Stochastic Blockmodels meet Graph Neural Networks", ICML), a Pyro program for graphs whose
-    nodes are members of communities:
+    r"""The deep generative latent feature relational model (Mehta, Carin and Rai, 2019, "Stochastic
+    Blockmodels meet Graph Neural Networks", ICML), a Pyro program for graphs with communities:
 
     .. math::
 
@@ -79,8 +72,7 @@ class DGLFRM(nn.Module):
         self, edge_index: Tensor | None = None, x: Tensor | None = None,
         held_out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """
-        The edges, ``(2, num_edges)``.
+        """The edges, ``(2, num_edges)``.
 
         :param Tensor edge_index: both directions of every edge.
         :param Tensor x: ``(N, F)`` zeros and ones, dense or ``torch.sparse_csr``.
@@ -102,12 +94,12 @@ class DGLFRM(nn.Module):
     ) -> Tensor:  # fmt: skip
         """What depends on the sticks: sites ``s``, ``r``, ``x`` and ``edges``."""
         self._check_features(x)
-        s = pyro.sample("s", self._prior(v).to_event(2))
+        s = pyro.sample("s", relaxed_logits(stick_logits(v), self.temperature).to_event(2))
         zero = next(self.parameters()).new_zeros(())
         r = pyro.sample("r", Normal(zero, zero + 1.0).expand(self.shape).to_event(2))
         members = s.sigmoid() * r
         if self.features is not None and x is not None and self.balanced:
-            pyro.factor("x", self._feature_log_prob(members, x).sum(-1))
+            pyro.factor("x", self._log_features(members, x).sum(-1))
         elif self.features is not None:
             obs = None if x is None else x.to_dense()
             pyro.sample("x", Bernoulli(logits=self.features(members)).to_event(2), obs=obs)
@@ -120,12 +112,11 @@ class DGLFRM(nn.Module):
         self, v: Tensor, s: Tensor, r: Tensor, others: Tensor, edge_index: Tensor,
         x: Tensor | None = None, held_out: Tensor | None = None, num_columns: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """
-        ``(N,)``: the change of the log-density of :meth:`given` if one node has its row of
-        ``others``, ``(N, K)``, in place of its row of ``s``; ``num_columns`` as for
+        """``(N,)``: the change of the log-density of :meth:`given` if one node has its row of
+        ``others`` in place of ``s``; ``num_columns`` as for
         :meth:`~pyro_nmm.InnerProductGraph.swaps`.
         """
-        prior = self._prior(v)
+        prior = relaxed_logits(stick_logits(v), self.temperature)
         members, swapped = s.sigmoid() * r, others.sigmoid() * r
         graph, scale = self._graph(members, edge_index, held_out)
         change = scale * graph.swaps(edge_index, self.decoder(swapped), num_columns)
@@ -134,16 +125,13 @@ class DGLFRM(nn.Module):
             columns = None
             if num_columns is not None and num_columns < self.num_features:
                 columns = torch.randperm(self.num_features, device=x.device)[:num_columns]
-            both = self._feature_log_prob(torch.stack([members, swapped]), x, columns)
+            both = self._log_features(torch.stack([members, swapped]), x, columns)
             change = change + both[1] - both[0]
         return change
 
     def link_logits(self, members: Tensor, pairs: Tensor) -> Tensor:
         """``(..., P)``: log-odds of pairs ``(2, P)`` for ``members``, :math:`b \\odot r`."""
         return InnerProductGraph(self.decoder(members)).pair_logits(pairs)
-
-    def _prior(self, v: Tensor) -> RelaxedLogits:
-        return relaxed_logits(stick_logits(v), self.temperature)
 
     def _graph(
         self, members: Tensor, edge_index: Tensor | None, held_out: Tensor | None
@@ -168,9 +156,7 @@ class DGLFRM(nn.Module):
             if not ((values == 0) | (values == 1)).all() or not values.any():
                 raise ValueError("x must hold zeros and ones, not only zeros: for counts, (x > 0)")
 
-    def _feature_log_prob(
-        self, members: Tensor, x: Tensor, columns: Tensor | None = None
-    ) -> Tensor:
+    def _log_features(self, members: Tensor, x: Tensor, columns: Tensor | None = None) -> Tensor:
         """``(..., N)``: of every node's features, weighted if ``balanced``; or of some of them."""
         assert self.features is not None
         rows, features = self._last_ones.get((x,), lambda: _ones(x))

@@ -43,8 +43,7 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Parameters(NamedTuple):
-    r"""
-    Parameters of an NMM: positive :math:`\alpha`, a table ``(..., N, C)`` or a formula; logits
+    r"""Parameters of an NMM: positive :math:`\alpha`, a table ``(..., N, C)`` or a formula; logits
     ``(..., num_edges)`` in the order of the neighbourhoods, see :func:`~pyro_nmm.edge_values`; and
     label changes by edges, see :mod:`pyro_nmm.relabel`.
 
@@ -61,9 +60,8 @@ class Parameters(NamedTuple):
 
 
 class ParameterNetwork(Protocol):
-    r"""
-    A ``torch.nn.Module`` from the neighbourhoods and inputs of its own to :class:`Parameters`, or
-    to :math:`\alpha` ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels.
+    r"""A ``torch.nn.Module`` from the neighbourhoods and inputs of its own to :class:`Parameters`,
+    or to :math:`\alpha` ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels.
     Every guide and every fit takes one, such as :class:`NMMNetwork`, or the user's own,
 
     >>> class Mine(nn.Module):
@@ -73,27 +71,22 @@ class ParameterNetwork(Protocol):
     >>> alpha, logits = network(Neighborhood.grid(1, 2), torch.zeros(2, 3))
     """
 
-    def __call__(
-        self, hood: Neighborhood, *inputs: Any
-    ) -> tuple[Concentrations, Tensor] | Parameters:
+    def __call__(self, hood: Neighborhood, *inputs) -> tuple[Concentrations, Tensor] | Parameters:
         """:return: :class:`Parameters`, or the first two of them."""
 
 
 def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor) -> Tensor:
-    r"""
-    ``(..., num_edges)``: :math:`\text{scale} \cdot v_i^\top v_j / (\|v_i\| \|v_j\|) +
-    \gamma \, \delta(i = j)` of vectors ``(..., N, H)``.
+    r"""``(..., num_edges)``: :math:`\text{scale} \cdot v_i^\top v_j / (\|v_i\| \|v_j\|) + \gamma \,
+    \delta(i = j)` of vectors ``(..., N, H)``.
     """
     target, batch = hood.target, v.shape[:-2]
     units = F.normalize(v, dim=-1).reshape(-1, *v.shape[-2:])
     cosines = torch.stack([edge_products(unit, target, hood.source) for unit in units])
-    loops = (target == hood.source).to(v)
-    return scale * cosines.reshape(*batch, hood.num_edges) + gamma * loops
+    return scale * cosines.reshape(*batch, hood.num_edges) + gamma * (target == hood.source).to(v)
 
 
 class NMMNetwork(nn.Module):
-    r"""
-    Graph neural networks as the parameters of an NMM, the paper's equation (7).
+    r"""Graph neural networks as the parameters of an NMM, the paper's equation (7).
 
     .. math::
 
@@ -147,10 +140,7 @@ class NMMNetwork(nn.Module):
         return f"link={self.link!r}, floor={self.floor}, gamma={self.gamma.item():.3g}"
 
     def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
-        """
-        ``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, at least in single precision. They are
-        NaN where the inputs make them so: a step does not read them.
-        """
+        """``alpha`` ``(N, C)``, ``logits`` ``(num_edges,)``; NaN if the inputs make them so."""
         check_hood(hood)
         if hood.bipartite:
             raise ValueError("hood has sources that are no nodes: use FreeNMM, or your own network")
@@ -190,9 +180,7 @@ def _check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
 
 
 class FreeNMM(nn.Module):
-    r"""
-    ``alpha`` and attention as free parameters of one graph: the paper's NMM-:math:`\alpha, L`.
-    They start near given marginals :math:`m`,
+    r"""Free parameters of one graph, the paper's NMM-:math:`\alpha, L`, near marginals :math:`m`,
 
     .. math::
 
@@ -205,8 +193,7 @@ class FreeNMM(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([9, 2]), torch.Size([49]))
 
-    :param Tensor marginals: ``(N, C)``, :math:`m`, for example of a mean field; ``(M, C)`` if
-        sources are no nodes. Default uniform.
+    :param Tensor marginals: ``(N, C)``, or ``(M, C)`` of sources, :math:`m`; default uniform.
     :param float gamma: as it grows, nodes become independent.
     :param float epsilon: without it, excluded labels could not return.
     """
@@ -260,8 +247,7 @@ def _check_nodes(hood: Neighborhood) -> None:
 def compatibility(
     hood: Neighborhood, y: Tensor, observed: Tensor, num_classes: int, strength: float = 1.0
 ) -> Tensor:
-    r"""
-    Frequency of label :math:`k` among neighbours of nodes with label :math:`u`, from the edges
+    r"""Frequency of label :math:`k` among neighbours of nodes with label :math:`u`, from the edges
     between observed nodes: the compatibility matrix of Zhu et al. (2021, "Graph Neural Networks
     with Heterophily", AAAI), as :class:`StackedNMM` takes it.
 
@@ -295,13 +281,11 @@ def compatibility(
     counts = torch.bincount(y[source] * num_classes + y[target], minlength=num_classes**2)
     counts = counts.view(num_classes, num_classes).to(torch.get_default_dtype())
     share = torch.bincount(y[observed], minlength=num_classes) + 1.0
-    prior = strength * share / share.sum()
-    return (counts + prior) / (counts.sum(1, keepdim=True) + strength)
+    return (counts + strength * share / share.sum()) / (counts.sum(1, keepdim=True) + strength)
 
 
 class Compatibility(nn.Module):
-    r"""
-    A network whose edges relabel, for heterophilous graphs: a label that a node borrows from
+    r"""A network whose edges relabel, for heterophilous graphs: a label that a node borrows from
     another one passes through one learned stochastic matrix ``(C, C)``.
 
     .. math::

@@ -27,8 +27,7 @@ def nmm(
     observed: Tensor | None = None, *, relabel: Tensor | Channel | None = None,
     collapsed: bool = False, predict: bool = False, choices: str = "sampled",
 ) -> Tensor:  # fmt: skip
-    r"""
-    The Neighbor Mixture Model as a Pyro program, the paper's equation (1).
+    r"""The Neighbor Mixture Model as a Pyro program, the paper's equation (1).
 
     .. math::
 
@@ -59,8 +58,7 @@ def nmm(
 
         y_i \sim \mathrm{Categorical}\Big(\sum_j L_{ij} z_j\Big)
 
-    No discrete site is left but latent labels, so that NUTS and every autoguide run at any size,
-    with ``z`` as a site.
+    Latent labels are the only discrete site left, so NUTS and every autoguide run at any size.
 
     ``collapsed`` integrates ``z`` out. The bound, its gradient and its variance are the same,
     the step is faster, and in single precision large ``alpha`` keep their digits.
@@ -72,8 +70,7 @@ def nmm(
 
     ``predict`` is for Pyro's ``Predictive`` with :func:`~pyro_nmm.guides.ordered_guide`: the other
     nodes' labels are drawn given the choices and labels of the rows, as in
-    :meth:`NeighborMixture.condition` with equal weights; ``WeighedPredictive`` has the weights with
-    which they are exact. The bound does not change.
+    :meth:`NeighborMixture.condition` with equal weights; ``WeighedPredictive`` has exact weights.
 
     >>> from functools import partial
     >>> from pyro.infer import Predictive
@@ -162,8 +159,7 @@ def _of_chosen(z: Tensor, c: Tensor, channel: Channel = KEEP) -> Independent:
     # Batch shapes differ where one of the two sites is given from outside.
     batch = torch.broadcast_shapes(z.shape[:-2], c.shape[:-1])
     index = c.unsqueeze(-1).expand(*batch, -1, z.shape[-1])
-    probs = z.expand(*batch, -1, -1).gather(-2, index)
-    return Categorical(channel.push(probs)).to_event(1)
+    return Categorical(channel.push(z.expand(*batch, -1, -1).gather(-2, index))).to_event(1)
 
 
 def _rest(

@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Plates around and below a field. Pyro does not check dimensions beside its plates, because they may
-be enumerated, and would count a labelling once for each of their elements.
-"""
+"""Plates around and below a field, and dimensions of no plate, which Pyro counts repeatedly."""
 
 import re
 from collections.abc import Iterator
@@ -30,12 +27,7 @@ COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_pr
 
 
 class OneEvent(Messenger):
-    """
-    Refuses what would count the labels of all nodes, which are one event, several times.
-
-    :param Neighborhood rows: of the sites ``c`` and ``y``.
-    :param Size batch_shape: of the arguments together: parameters, and labels or evidence.
-    """
+    """Refuses what would count the labels of all nodes, which are one event, several times."""
 
     fixed = False  #: whether ``Predictive`` gives the choices
     forgotten = False  #: whether the labels that they were drawn for are lost
@@ -67,10 +59,8 @@ class OneEvent(Messenger):
         if site in ("c", "y") and msg["value"] is not None:
             size = msg["value"].shape[-1]
             if size != self.num_rows:
-                raise ValueError(
-                    f"site {name!r} has {size} nodes from the guide, but observed selects "
-                    f"{self.num_rows} here: give model and guide the same mask"
-                )
+                here = f"observed selects {self.num_rows} here: give model and guide the same mask"
+                raise ValueError(f"site {name!r} has {size} nodes from the guide, but {here}")
         if site == "c":
             self.fixed = msg["is_observed"] and msg["mask"] is False  # by Predictive
         self.drawn = site == "y" and not msg["is_observed"]
@@ -141,10 +131,7 @@ def _check_owned(msg: Any, batch: Size) -> None:
     owners = f" ({', '.join(plates)})" if plates else ""
     if any(isinstance(handler, OneEvent) for handler in _PYRO_STACK):
         what = "alpha, logits, labels or evidence"
-        cure = (
-            "put the field in a plate, or move the dimension to its plate: "
-            "kappa[..., None, None] * probs, with one None more for each plate between"
-        )
+        cure = "put the field or the dimension in its plate: kappa[..., None, None] * probs"
     else:
         what = "values or parameters"
         cure = (
@@ -159,10 +146,7 @@ def _check_owned(msg: Any, batch: Size) -> None:
 
 
 def check_plates(rows: Neighborhood, batch_shape: Size, latent: bool = False) -> None:
-    """
-    Refuse plates in which the arguments, of this batch shape, do not differ. Latent labels differ
-    all the same, unless the plate has an element for each node: then it is meant for the nodes.
-    """
+    """Refuse plates in which arguments do not differ; of latent labels, plates of nodes alone."""
     for frame in get_plates():
         size = frame.full_size or frame.size
         if frame.dim is None or frame.name in COPIES or size == 1:
@@ -183,8 +167,7 @@ def node_plate(
     hood: Neighborhood, y: Tensor, observed: Tensor | None = None, *, name: str = "nodes",
     subsample_size: int | None = None, dim: int | None = None,
 ) -> AbstractContextManager[tuple[Tensor, Tensor]]:  # fmt: skip
-    r"""
-    A ``pyro.plate`` over nodes, for sites :math:`x_i \sim p(x_i \mid y_i)` below their labels.
+    r"""A ``pyro.plate`` over nodes, for sites :math:`x_i \sim p(x_i \mid y_i)` below their labels.
 
     Labels of :func:`~pyro_nmm.models.nmm` are one event: their nodes are the last dimension, right
     of all plates. This plate yields them with the nodes in the dimension of the plate. An ordinary
@@ -213,8 +196,7 @@ def node_plate(
     check_each_call("y", y, lambda value: value >= 0, "hold labels from 0 on")
     if subsample_size is not None:
         check_integers(1, subsample_size=subsample_size)
-    plate = pyro.plate(name, rows.num_rows, subsample_size, dim=dim)
-    return _labels_in_plate(plate, rows, y)
+    return _labels_in_plate(pyro.plate(name, rows.num_rows, subsample_size, dim=dim), rows, y)
 
 
 @contextmanager
@@ -227,5 +209,4 @@ def _labels_in_plate(plate: Any, rows: Neighborhood, y: Tensor) -> Iterator[tupl
                 f"y has {y.shape[place]} elements in dimension {plate.dim}, the dimension of plate "
                 f"{plate.name!r}: give this plate a dimension of its own by dim="
             )
-        labels = y.squeeze(place).index_select(-1, places).movedim(-1, plate.dim)
-        yield rows.nodes[places], labels
+        yield rows.nodes[places], y.squeeze(place).index_select(-1, places).movedim(-1, plate.dim)

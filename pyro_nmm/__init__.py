@@ -6,42 +6,26 @@
 from importlib.util import find_spec
 
 from pyro_nmm.concentrations import GaussianConcentrations, LogisticConcentrations
-from pyro_nmm.distributions import (
-    ChosenLabels,
-    EvidenceConditional,
-    InnerProductGraph,
-    MembershipMixture,
-    NeighborChoice,
-    NeighborMixture,
-    OrderedConditional,
-)
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
+from pyro_nmm.distributions.conditionals import EvidenceConditional, OrderedConditional
+from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
+from pyro_nmm.distributions.inner_product import InnerProductGraph
+from pyro_nmm.distributions.memberships import MembershipMixture
+from pyro_nmm.distributions.neighbor_mixture import NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.edges import edge_values
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.marginals import Intervals
 
 if find_spec("pyro_nmm.models") is None:
-    raise ImportError(
-        "a checkout's folder pyro_nmm hides the installed package: start Python in another folder, "
-        "or install by pip install --editable ."
-    )
+    cure = "start Python in another folder, or install by pip install --editable ."
+    raise ImportError(f"a checkout's folder pyro_nmm hides the installed package: {cure}")
 
 __version__ = "0.2.0"
 
 __all__ = [
-    "AveragedPosterior",
-    "ChosenLabels",
-    "EvidenceConditional",
-    "GaussianConcentrations",
-    "InnerProductGraph",
-    "Intervals",
-    "LogisticConcentrations",
-    "MembershipMixture",
-    "NeighborChoice",
-    "NeighborMixture",
-    "Neighborhood",
-    "OrderedConditional",
-    "Posterior",
+    "AveragedPosterior", "ChosenLabels", "EvidenceConditional", "GaussianConcentrations",
+    "InnerProductGraph", "Intervals", "LogisticConcentrations", "MembershipMixture",
+    "NeighborChoice", "NeighborMixture", "Neighborhood", "OrderedConditional", "Posterior",
     "edge_values",
-]
+]  # fmt: skip

@@ -113,9 +113,8 @@ def as_expected(
 def expect_device(name: str, value: Any, device: torch.device, beside: str = "hood") -> None:
     """Refuse two arguments on different devices."""
     if value.device != device:
-        raise ValueError(
-            f"{name} is on {value.device} but {beside} on {device}: move one with .to(device)"
-        )
+        both = f"{name} is on {value.device} but {beside} on {device}"
+        raise ValueError(f"{both}: move one with .to(device)")
 
 
 def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = "") -> None:
@@ -155,9 +154,7 @@ def out_of_range(ids: Tensor, size: int) -> int | None:
         return None
     ids = ids.long() if ids.dtype in UNSIGNED else ids
     low, high = torch.stack(ids.aminmax()).tolist()  # a GPU waits once
-    if low >= 0 and high < size:
-        return None
-    return low if low < 0 else high
+    return low if low < 0 else high if high >= size else None
 
 
 def check_range(name: str, ids: Tensor, size: int, kind: str = "node", cure: str = "") -> None:
@@ -261,11 +258,10 @@ def check_finite(**values: float) -> None:
 
 def as_shape(sample_shape: Any) -> Size:
     """A shape of draws."""
-    if not isinstance(sample_shape, Iterable) or not all(
-        isinstance(size, Integral) and int(size) >= 0 for size in sample_shape
-    ):
+    sizes: list = list(sample_shape) if isinstance(sample_shape, Iterable) else [None]
+    if not all(isinstance(size, Integral) and int(size) >= 0 for size in sizes):
         raise ValueError(f"sample_shape must hold integers of at least 0, got {sample_shape!r}")
-    return Size(map(int, sample_shape))
+    return Size(map(int, sizes))
 
 
 def check_plain(method: str, batch_shape: Size) -> None:

@@ -24,10 +24,9 @@ def derived(function: Callable[[Any], Any]) -> functools.cached_property:
 
 
 class LastCall:
-    """
-    The last answer to a question that a training loop asks at every step. Questions are the same if
-    they are about the same unchanged tensors, held weakly, and equal other values. Nothing is kept
-    in inference mode, whose tensors have no version counter. Threads may share an object.
+    """The last answer to a question that a training loop asks at every step. Questions are the same
+    if they are about the same unchanged tensors, held weakly, and equal other values. Nothing is
+    kept in inference mode, whose tensors have no version counter. Threads may share an object.
     """
 
     def __init__(self) -> None:

@@ -3,9 +3,7 @@
 
 """Concentrations ``alpha``: a table, or a formula over ordered labels."""
 
-from __future__ import annotations
-
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 
 from pyro_nmm import backend
-from pyro_nmm.arguments import as_expected, as_tensor, expect, expect_all
+from pyro_nmm.arguments import as_expected, as_tensor
 from pyro_nmm.blocks import blocks
 from pyro_nmm.provenance import untracked
 
@@ -23,11 +21,7 @@ STRIP, CHUNK = 4096, 16
 
 
 class OrdinalConcentrations:
-    r"""
-    Concentrations :math:`\alpha_{ik} = s_i \, g(k; u_i, \sigma_i) + \epsilon` of ordered labels, in
-    the place of a table ``(..., N, C)``. The floor :math:`\epsilon` keeps labels far from all means
-    possible in floating point.
-    """
+    r"""Of ordered labels: :math:`\alpha_{ik} = s_i \, g(k; u_i, \sigma_i) + \epsilon`."""
 
     def __init__(
         self, mean: Tensor, width: Tensor | float, scale: Tensor | float = 1.0,
@@ -40,12 +34,8 @@ class OrdinalConcentrations:
             raise ValueError(f"num_classes must be at least 2 and floor positive, got {got}")
         self.mean, self.num_classes, self.floor = mean, num_classes, floor
         # Tensor.to(), unlike as_tensor(), keeps the provenance of a sampled width.
-        self.width, self.scale = (
-            (t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.double)).to(
-                mean.device, mean.dtype
-            )
-            for t in (width, scale)
-        )
+        pair = (t if isinstance(t, Tensor) else mean.new_tensor(t) for t in (width, scale))
+        self.width, self.scale = (t.to(mean.device, mean.dtype) for t in pair)
         for name, value in (("width", self.width), ("scale", self.scale)):
             sizes = zip(reversed(value.shape), reversed(mean.shape), strict=False)
             if value.dim() > mean.dim() or any(size not in (1, full) for size, full in sizes):
@@ -66,37 +56,19 @@ class OrdinalConcentrations:
         labels = as_tensor("labels", labels, mean.device)
         return scale * self._peak(labels, mean, width) + self.floor
 
-    def take(self, nodes: Tensor) -> OrdinalConcentrations:
+    def take(self, nodes: Tensor) -> "OrdinalConcentrations":
         """Concentrations of nodes ``(n,)`` alone."""
         return self._like(*self._of(nodes))
 
-    def detach(self) -> OrdinalConcentrations:
+    def detach(self) -> "OrdinalConcentrations":
         """The same concentrations without gradients."""
         return self._like(*(t.detach() for t in (self.mean, self.width, self.scale)))
 
-    def _like(self, mean: Tensor, width: Tensor, scale: Tensor) -> OrdinalConcentrations:
+    def _like(self, mean: Tensor, width: Tensor, scale: Tensor) -> "OrdinalConcentrations":
         return type(self)(mean, width, scale, self.num_classes, self.floor)
 
-    def peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
-        """:math:`g`, which broadcasts."""
-        values, last = [], self.num_classes - 1
-        for name, value in {"labels": labels, "mean": mean, "width": width}.items():
-            if isinstance(value, Real):
-                value = torch.tensor(value, dtype=None if name == "labels" else self.mean.dtype)
-            values.append(as_tensor(name, value, self.mean.device))
-        k, u, s = expect("labels", values[0], kind="labels").long(), *values[1:]
-        try:
-            torch.broadcast_shapes(k.shape, u.shape, s.shape)
-        except RuntimeError:
-            got = ", ".join(str(tuple(value.shape)) for value in values)
-            raise ValueError(f"labels, mean and width must broadcast, got shapes {got}") from None
-        expect_all("labels", k, (k >= 0) & (k <= last), f"lie in 0..{last}")
-        expect_all("mean", u, u.isfinite(), "be finite")
-        expect_all("width", s, (s > 0) & s.isfinite(), "be positive and finite")
-        return self._peak(k, u, s)
-
     def _peak(self, labels: Tensor, mean: Tensor, width: Tensor) -> Tensor:
-        """The same without checks, for every step of a fit."""
+        """:math:`g`, which broadcasts."""
         raise NotImplementedError
 
     def totals(self) -> Tensor:
@@ -133,9 +105,8 @@ def _extract_provenance(alpha: OrdinalConcentrations) -> tuple[OrdinalConcentrat
 
 
 class GaussianConcentrations(OrdinalConcentrations):
-    r"""
-    Concentrations ``(..., N, C)`` for ordered labels such as grey levels, highest around a mean, as
-    in the paper's appendix C. Near the first and the last label the mean label is not :math:`u`.
+    r"""Concentrations ``(..., N, C)`` for ordered labels such as grey levels, highest around a
+    mean, as in the paper's appendix C. Near the ends the mean label is not :math:`u`.
 
     .. math::
 
@@ -195,9 +166,8 @@ class _Total(torch.autograd.Function):
 
 
 class LogisticConcentrations(OrdinalConcentrations):
-    r"""
-    Concentrations ``(..., N, C)`` for ordered labels: the mass of a logistic distribution on each
-    label's unit, as in PixelCNN++ (Salimans et al., 2017),
+    r"""Concentrations ``(..., N, C)`` for ordered labels: the mass of a logistic distribution on
+    each label's unit, as in PixelCNN++ (Salimans et al., 2017),
 
     .. math::
 

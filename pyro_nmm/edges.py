@@ -22,8 +22,7 @@ _ENDS = ["source", "target"]
 
 
 def edges_of(graph: Any) -> tuple[Tensor, int | None]:
-    """
-    Pairs of a source and a target ``(2, E)``, and the number of nodes if the graph has one.
+    """Pairs of a source and a target ``(2, E)``, and the number of nodes if the graph has one.
 
     :param graph: PyG's ``Data``; a sparse ``(N, N)`` matrix, each of whose stored entries is an
         edge in both directions, whatever its value; a NetworkX graph of the nodes ``0..N - 1``; a
@@ -95,9 +94,7 @@ def edge_values(
     hood: Neighborhood, edge_index: Tensor, values: Tensor, *,
     fill_value: float | None = None, reduce: str | None = None,
 ) -> Tensor:  # fmt: skip
-    r"""
-    Values of edges in the order of ``hood``, as all ``logits`` must be: row after row, sources
-    ascending, each self-loop once.
+    r"""Values of edges in the order of ``hood``, as ``logits`` must be: by row, then by source.
 
     >>> edge_index = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 2]])
     >>> hood = Neighborhood(edge_index, num_nodes=3)
@@ -112,12 +109,10 @@ def edge_values(
     >>> edge_values(hood, edges, heads[:, 0]).log().shape
     torch.Size([7])
 
-    :param Tensor edge_index: ``(2, E)``, the edges of the values: those of ``hood`` in any order,
-        with or without self-loops.
+    :param Tensor edge_index: ``(2, E)``, of ``hood`` in any order, with or without self-loops.
     :param Tensor values: ``(..., E)``.
-    :param float fill_value: for the self-loops that ``edge_index`` lacks. As a logit, 0 is neutral
-        and ``-inf`` switches them off, which leaves an isolated node without any neighbour.
-        Missing self-loops are an error without it.
+    :param float fill_value: for self-loops that ``edge_index`` lacks, an error without it. As a
+        logit, 0 is neutral and ``-inf`` switches them off: isolated nodes then have no neighbour.
     :param str reduce: for edges that ``edge_index`` lists several times, as for PyG's ``scatter``:
         ``"sum"`` of attention or weights, ``"mean"``, ``"max"``. They are an error without it.
     :return: ``(..., num_edges)``, with the gradient of the values. Cost: :math:`O(E \log E)`.
@@ -143,15 +138,11 @@ def edge_values(
         edge = [int(end[lost & ~loop][0]) for end in ends]
         raise ValueError(f"edge_index lacks the edge {edge}, which hood has: of another graph?")
     if fill_value is None and lost.any():
-        raise ValueError(
-            f"edge_index lacks the self-loop of node {int(hood.source[lost][0])}, which hood has: "
-            f"give fill_value, as logits 0.0, or -inf for no self-loop"
-        )
+        what = f"edge_index lacks the self-loop of node {int(hood.source[lost][0])}, which hood has"
+        raise ValueError(f"{what}: give fill_value, as logits 0.0, or -inf for no self-loop")
     if reduce is None and (most := int(count.max())) > 1:
         edge = [int(end[count == most][0]) for end in ends]
-        raise ValueError(
-            f"edge_index lists the edge {edge} {most} times: give reduce, 'sum' for attention or "
-            f"weights, 'mean' for logits"
-        )
+        cure = "give reduce, 'sum' for attention or weights, 'mean' for logits"
+        raise ValueError(f"edge_index lists the edge {edge} {most} times: {cure}")
     ordered = scatter(values, place, -1, hood.num_edges, reduce or "sum")
     return ordered if fill_value is None else ordered.masked_fill(lost, fill_value)

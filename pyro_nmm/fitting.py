@@ -32,10 +32,7 @@ R = TypeVar("R")
 
 
 def with_gradients(fit: Callable[P, R]) -> Callable[P, R]:
-    """
-    A fit that switches gradients on and inference mode off. The caller's mode is as before
-    afterwards. Arguments made in inference mode become :func:`ordinary`.
-    """
+    """A fit with gradients on and inference mode off, whose arguments become :func:`ordinary`."""
 
     @functools.wraps(fit)
     def run(*args: P.args, **options: P.kwargs) -> R:
@@ -46,10 +43,8 @@ def with_gradients(fit: Callable[P, R]) -> Callable[P, R]:
 
 
 def ordinary(value: Any) -> Any:
-    """
-    A value through which gradients pass. Tensors made in inference mode are copied, in tuples,
-    dictionaries, distributions and PyG's ``Data`` too. Parameters and buffers of modules stay the
-    same objects, because an optimiser may hold them.
+    """A value through which gradients pass. Tensors made in inference mode are copied, in tuples,
+    dictionaries, distributions and ``Data`` too; a module's change in place, for optimisers.
     """
     if isinstance(value, nn.Module):
         for name, tensor in (*value.named_parameters(), *value.named_buffers()):
@@ -76,23 +71,17 @@ def _replace(tensor: Tensor, name: str) -> None:
         torch.utils.swap_tensors(tensor, copy.deepcopy(tensor))
     except RuntimeError:  # of weak references, such as those of Pyro's store
         cure = "make the network outside of inference mode, or pass copy.deepcopy(network)"
-        raise ValueError(
-            f"{name} was made in torch.inference_mode() and used there, so it cannot learn: {cure}"
-        ) from None
+        what = f"{name} was made in torch.inference_mode() and used there, so it cannot learn"
+        raise ValueError(f"{what}: {cure}") from None
 
 
 def with_options(fit: Callable[..., R]) -> Callable[..., R]:
-    """
-    A fit that takes the fields of its last argument, a frozen data class, as keywords. Its
-    signature has them in place of that argument.
-    """
+    """A fit that takes the fields of its last argument, a frozen data class, as keywords."""
     *arguments, last = inspect.signature(fit).parameters.values()
-    options = {
-        field.name: last.replace(
-            name=field.name, default=getattr(last.default, field.name), annotation=field.type
-        )
-        for field in fields(last.default)
-    }
+    options = {}
+    for field in fields(last.default):
+        default = getattr(last.default, field.name)
+        options[field.name] = last.replace(name=field.name, default=default, annotation=field.type)
 
     @functools.wraps(fit)
     def run(*args: Any, **keywords: Any) -> R:
@@ -122,8 +111,7 @@ def minimise(loss: Callable[[], Tensor], parameters: Iterable[Tensor], max_steps
 
 @dataclass(frozen=True)
 class Run:
-    """
-    How a fit is watched, saved and resumed: options of every fit that takes ``checkpoint``.
+    """How a fit is watched, saved and resumed: options of every fit that takes ``checkpoint``.
 
     Interrupted at any moment and called again with the same arguments, a fit ends with the same
     parameters, bit for bit on a CPU. A checkpoint of another run is refused: with another seed,
@@ -131,10 +119,8 @@ class Run:
     ``settings``. So a script that is started again builds the network anew.
 
     :param Path checkpoint: where to save, every ``save_every`` steps and at the end, by
-        :func:`~pyro_nmm.guides.fitting.save_checkpoint`. The one before is used if the newest
-        cannot be read.
-    :param settings: further values on which the run and its functions depend: tensors and numbers
-        by name, or one text.
+        :func:`~pyro_nmm.guides.fitting.save_checkpoint`; the one before serves if it is unreadable.
+    :param settings: what else the run depends on: tensors and numbers by name, or one text.
     :param progress: wraps the range of steps or epochs, for example ``tqdm``.
     """
 
@@ -189,17 +175,15 @@ def train(
     validate: Callable[[], tuple[float, ...]] | None = None, *, num_epochs: int, patience: int = 0,
     schedule: torch.optim.lr_scheduler.LRScheduler | None = None, options: Run = Run(),
 ) -> list:  # fmt: skip
-    r"""
-    Steps until the validation score has not improved for ``patience`` epochs; then ``module`` has
-    the parameters and buffers of the best epoch. Without ``validate``, a number of steps. Called
-    with a larger ``num_epochs`` a validated run continues.
+    r"""Steps until the validation score has not improved for ``patience`` epochs; then ``module``
+    has the parameters and buffers of the best epoch. Without ``validate``, a number of steps.
+    Called with a larger ``num_epochs`` a validated run continues.
 
     :param nn.Module module: everything that learns or remembers.
     :param backward: computes gradients in a step, with them at zero, and returns the loss.
     :param validate: returns numbers, compared in turn; larger is better.
     :param options: keywords of :class:`Run`.
-    :return: the score of every epoch, and the module is in evaluation mode; or the loss of every
-        step, and the module is in training mode.
+    :return: every epoch's score, in evaluation mode; or every step's loss, in training mode.
     :raises ValueError: if a checkpoint is of another or a longer run; and if a loss or a score is
         not finite, or a weight NaN: such an epoch is not stored.
     """
@@ -221,7 +205,7 @@ def train(
                 f"{num_epochs=} and {patience=} allow"
             )
         saved.restore(state)
-        _check_weights(module, f"reading {saved.path}", "remove the checkpoint")
+        _check_nan(module, f"reading {saved.path}", "remove the checkpoint")
     stored = len(history)
     for step in options.progress(range(stored, num_epochs)):
         if validate is not None and step - _best_epoch(history) > patience:
@@ -237,7 +221,7 @@ def train(
             schedule.step()
         due = (step + 1) % options.save_every == 0
         if validate is not None or due or step + 1 == num_epochs:
-            _check_weights(module, f"{unit} {step}")
+            _check_nan(module, f"{unit} {step}")
         history.append(loss if validate is None else _score(module, validate, step))
         if validate is not None and _best_epoch(history) == step:
             best = copy.deepcopy(module.state_dict())
@@ -266,9 +250,7 @@ def _best_epoch(scores: list[tuple[float, ...]]) -> int:
     return max(range(len(scores)), key=lambda e: (scores[e], -e), default=0)
 
 
-def _check_weights(
-    module: nn.Module, after: str, cure: str = "lower lr, or mend its gradient"
-) -> None:
+def _check_nan(module: nn.Module, after: str, cure: str = "lower lr, or mend its gradient") -> None:
     """A loss may be finite where its gradient is not."""
     for name, value in module.named_parameters():
         if not is_lazy(value) and value.isnan().any():
@@ -278,9 +260,7 @@ def _check_weights(
 class Checkpoint:
     """The file of a run, or none: its parts by name, and settings. A run of others refuses it."""
 
-    def __init__(
-        self, path: str | Path | None, parts: Mapping[str, Any], settings: Mapping[str, object]
-    ) -> None:
+    def __init__(self, path: str | Path | None, parts: Mapping, settings: Mapping) -> None:
         self.path, self.parts = as_path(path), parts
         self.settings = {} if self.path is None else dict(fingerprint(parts, settings))
 
@@ -326,10 +306,7 @@ def as_path(checkpoint: str | Path | None) -> Path | None:
 
 
 def save_checkpoint(state: dict, path: Path) -> None:
-    """
-    Write a state under a temporary name and rename it. The one before stays as
-    ``<name>.previous``. If two processes save to one path, the later save stays.
-    """
+    """Write a state aside and rename it; the one before stays as ``<name>.previous``."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -350,8 +327,7 @@ def save_checkpoint(state: dict, path: Path) -> None:
 
 
 def load_checkpoint(path: Path) -> Any:
-    """
-    The newest readable checkpoint, or ``None`` if there is none. An unreadable one is renamed to
+    """The newest readable checkpoint, or ``None`` if there is none. An unreadable one is renamed to
     ``<name>.unreadable``, with a warning, if the previous one is readable.
     """
     path, unreadable = Path(path), []
@@ -379,9 +355,7 @@ def load_checkpoint(path: Path) -> Any:
     return None
 
 
-def fingerprint(
-    parts: Mapping[str, Any], settings: Mapping[str, object]
-) -> Iterator[tuple[str, str]]:
+def fingerprint(parts: Mapping, settings: Mapping) -> Iterator[tuple[str, str]]:
     """Name and text of every setting, plain attribute of a part, of the seed and the weights."""
     yield "seed", str(torch.initial_seed())
     for name, value in settings.items():

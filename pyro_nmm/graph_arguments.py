@@ -6,9 +6,9 @@
 from typing import Any
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
-from pyro_nmm.arguments import check_ids, check_plain, expect, expect_all
+from pyro_nmm.arguments import check_ids, expect, expect_all
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
@@ -83,7 +83,7 @@ def check_evidence(hood: Neighborhood, alpha: Concentrations, evidence: Tensor) 
     return evidence
 
 
-def check_evidence_values(rows: Neighborhood, evidence: Tensor) -> None:
+def check_possible(rows: Neighborhood, evidence: Tensor) -> None:
     """Refuse bad values of evidence ``(..., num_rows, C)`` or ``(..., num_edges, C)`` of rows."""
     cure = ": log-likelihoods are finite or -inf"
     expect_all("evidence", evidence, evidence < torch.inf, "not be NaN or +inf", cure)
@@ -102,15 +102,6 @@ def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
     return expect("y", y, shape, kind="labels", like=hood, note=note).long()
 
 
-def check_labelling(method: str, hood: Neighborhood, batch_shape: Size, y: Tensor) -> Tensor:
-    """One labelling ``(N,)`` of a mixture without batch."""
-    check_plain(method, batch_shape)
-    y = check_labels(hood, y, hood.num_nodes)
-    if y.dim() != 1:
-        raise ValueError(f"{method} needs one labelling y of shape (N,), got {tuple(y.shape)}")
-    return y
-
-
 def check_label_range(
     rows: Neighborhood, labels: Tensor, num_classes: int, has: str = "alpha has",
     cure: str = "mask that node out with observed, or give alpha more columns",
@@ -121,9 +112,8 @@ def check_label_range(
     if wrong.any():
         where = wrong.nonzero()[0]
         label, node = labels[tuple(where)].item(), rows.nodes[where[-1]].item()
-        raise ValueError(
-            f"y holds label {label} at node {node}, but {has} labels 0..{num_classes - 1}: {cure}"
-        )
+        known = f"{has} labels 0..{num_classes - 1}"
+        raise ValueError(f"y holds label {label} at node {node}, but {known}: {cure}")
 
 
 def order_to_rows(rows: Neighborhood, order: Tensor) -> Tensor:

@@ -19,8 +19,7 @@ _ROUNDING = 1e-3
 
 
 def mean_log_prob(probs: Tensor, y: Tensor) -> Tensor:
-    r"""
-    :math:`\frac1n \sum_i \log p(y_i)` of labels ``(n,)`` under ``probs`` ``(n, C)``, in nats.
+    r""":math:`\frac1n \sum_i \log p(y_i)` of labels ``(n,)`` under ``probs`` ``(n, C)``, in nats.
 
     >>> mean_log_prob(torch.tensor([[0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 1]))
     tensor(-0.4581)
@@ -30,8 +29,7 @@ def mean_log_prob(probs: Tensor, y: Tensor) -> Tensor:
 
 
 def brier(probs: Tensor, y: Tensor) -> Tensor:
-    r"""
-    :math:`\frac1n \sum_{ik} (p_{ik} - \delta(y_i = k))^2` of labels ``(n,)``, ``probs`` ``(n, C)``.
+    r""":math:`\frac1n \sum_{ik} (p_{ik} - \delta(y_i = k))^2` of ``y``, ``probs`` ``(n, C)``.
 
     >>> brier(torch.tensor([[0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 1]))
     tensor(0.2900)
@@ -41,8 +39,7 @@ def brier(probs: Tensor, y: Tensor) -> Tensor:
 
 
 def pair_log_likelihood(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
-    r"""
-    :math:`\frac1P \sum_{(i,j)} \log p(y_i, y_j)`, the paper's PLL, in nats per pair, of a table
+    r""":math:`\frac1P \sum_{(i,j)} \log p(y_i, y_j)`, the paper's PLL, in nats per pair, of a table
     ``(P, C, C)`` for pairs ``(2, P)`` of node ids, and labels ``(N,)``.
 
     >>> pairs, probs = torch.tensor([[0], [1]]), torch.tensor([[0.5, 0.5], [0.2, 0.8]])
@@ -60,8 +57,7 @@ def pair_log_likelihood(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
 
 
 def independent_pairs(probs: Tensor, pairs: Tensor) -> Tensor:
-    """
-    ``(P, C, C)``: products of marginals ``(N, C)`` for pairs ``(2, P)`` of node ids.
+    """``(P, C, C)``: products of marginals ``(N, C)`` for pairs ``(2, P)`` of node ids.
 
     >>> probs = torch.tensor([[0.5, 0.5], [0.2, 0.8]])
     >>> independent_pairs(probs, torch.tensor([[0], [1]]))

@@ -3,8 +3,6 @@
 
 """The neighbourhoods ``n(i)`` of a graph as sorted rows of edges."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch_geometric.utils import coalesce, cumsum, scatter, segment, softmax
@@ -23,8 +21,7 @@ from pyro_nmm.caching import LastCall, derived
 
 
 class Neighborhood:
-    r"""
-    The neighbourhoods :math:`n(i) = \{ j : (j, i) \in E \} \cup \{ i \}` of a graph's nodes.
+    r"""The neighbourhoods :math:`n(i) = \{ j : (j, i) \in E \} \cup \{ i \}` of a graph's nodes.
 
     With ``num_sources`` the sources are no nodes but places that many nodes may share. Edges then
     go from sources to nodes, without self-loops, and ``alpha`` has a row per source.
@@ -77,7 +74,7 @@ class Neighborhood:
             )
         self._fill(num_nodes, nodes, cumsum(degree), source, None, num_sources)
 
-    def _fill(self, num_nodes, nodes, ptr, source, edge, num_sources) -> Neighborhood:
+    def _fill(self, num_nodes, nodes, ptr, source, edge, num_sources) -> "Neighborhood":
         self.num_nodes, self.nodes, self.ptr, self.source = num_nodes, nodes, ptr, source
         self._own_sources = num_sources
         self.num_rows, self.num_edges = len(nodes), len(source)
@@ -87,16 +84,15 @@ class Neighborhood:
 
     @classmethod
     @torch.inference_mode(False)
-    def of_rows(cls, num_nodes, nodes, ptr, source, edge=None, num_sources=None) -> Neighborhood:
+    def of_rows(cls, num_nodes, nodes, ptr, source, edge=None, num_sources=None) -> "Neighborhood":
         """From its attributes, unchecked: rows must hold their sources in ascending order."""
         return cls.__new__(cls)._fill(num_nodes, nodes, ptr, source, edge, num_sources)
 
     @classmethod
     @torch.inference_mode(False)
-    def grid(cls, height: int, width: int, radius: int = 1, device=None) -> Neighborhood:
-        r"""
-        Pixels of a ``height x width`` image in row-major order, each with the square window of side
-        ``2 radius + 1`` around it, clipped at the border.
+    def grid(cls, height: int, width: int, radius: int = 1, device=None) -> "Neighborhood":
+        r"""Pixels of a ``height x width`` image in row-major order, each with the square window of
+        side ``2 radius + 1`` around it, clipped at the border.
 
         >>> Neighborhood.grid(3, 3).ptr.diff().view(3, 3)
         tensor([[4, 6, 4],
@@ -111,8 +107,7 @@ class Neighborhood:
         y = pixel.div(width, rounding_mode="floor")[:, None] + down.flatten()
         x = (pixel % width)[:, None] + right.flatten()
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        source = (y * width + x)[inside]
-        return cls.of_rows(height * width, pixel, cumsum(inside.sum(1)), source)
+        return cls.of_rows(height * width, pixel, cumsum(inside.sum(1)), (y * width + x)[inside])
 
     @derived
     def row(self) -> Tensor:
@@ -136,7 +131,7 @@ class Neighborhood:
         return self.source.device
 
     @torch.inference_mode(False)
-    def to(self, device) -> Neighborhood:
+    def to(self, device) -> "Neighborhood":
         """The same neighbourhoods on another device."""
         nodes, ptr, source = (x.to(device) for x in (self.nodes, self.ptr, self.source))
         edge = None if self._edge is None else self._edge.to(device)
@@ -156,11 +151,8 @@ class Neighborhood:
         return self.num_nodes if self._own_sources is None else self._own_sources
 
     @torch.inference_mode(False)
-    def take(self, rows: Tensor, num_edges: int | None = None) -> Neighborhood:
-        """
-        The rows with the given numbers ``(R,)``, in that order. Cost: linear in their edges, whose
-        number may be given, because a GPU would wait for it.
-        """
+    def take(self, rows: Tensor, num_edges: int | None = None) -> "Neighborhood":
+        """Some rows ``(R,)``, in that order, at a cost linear in their edges."""
         rows = as_expected("rows", rows, ("R",), kind="integers", like=self).long()
         try:
             nodes = self.nodes.index_select(0, rows)
@@ -176,27 +168,25 @@ class Neighborhood:
         hood.within = edges
         return hood
 
-    def restrict(self, observed: Tensor | None) -> Neighborhood:
-        """
-        The rows of the observed nodes, in ascending order. Leaving out the rows of unobserved nodes
-        is exact marginalisation of their labels. The last mask's rows are kept: leave it as it is.
+    def restrict(self, observed: Tensor | None) -> "Neighborhood":
+        """The rows of the observed nodes, in ascending order. Leaving out the rows of unobserved
+        nodes is exact marginalisation of their labels. The last mask's rows are kept.
 
         :param Tensor observed: ``(num_nodes,)`` boolean mask, or ``None`` for all nodes.
         """
         if observed is None:
             return self
 
-        def rows() -> Neighborhood:
+        def rows() -> "Neighborhood":
             check_mask(observed, self.num_nodes, self.device)
             return self.take(observed[self.nodes].nonzero()[:, 0])
 
         return self._last_rows.get((observed,), rows)
 
     @torch.inference_mode(False)
-    def subgraph(self, nodes: Tensor) -> Neighborhood:
-        """
-        The subgraph that nodes ``(K,)`` or a mask ``(num_nodes,)`` induce, with ids ``0..K - 1`` in
-        ascending order. Edges from other nodes are dropped, which makes it a model of its own;
+    def subgraph(self, nodes: Tensor) -> "Neighborhood":
+        """The subgraph that nodes ``(K,)`` or a mask ``(num_nodes,)`` induce, with ids ``0..K - 1``
+        in ascending order. Edges from other nodes are dropped, which makes it a model of its own;
         :meth:`restrict` keeps them, and marginalises. Sources that are no nodes stay.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4)
@@ -220,10 +210,7 @@ class Neighborhood:
         return part
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        r"""
-        ``(..., num_edges)``: :math:`\log L_{ij}`, the log-softmax of logits over each row. NaN goes
-        through here and in the methods below.
-        """
+        r"""``(..., num_edges)``: :math:`\log L_{ij}`, over each row. NaN goes through, as below."""
         logits = self._of_edges("logits", logits)
         top, total = self._shifted_sum(logits)
         return logits - top.index_select(-1, self.row) - total.log().index_select(-1, self.row)
@@ -243,8 +230,7 @@ class Neighborhood:
 
     def softmax(self, logits: Tensor) -> Tensor:
         r"""``(..., num_edges)``: :math:`L_{ij}`, the softmax of ``logits`` over each row."""
-        logits = self._of_edges("logits", logits)
-        return softmax(logits, self.row, num_nodes=self.num_rows, dim=-1)
+        return softmax(self._of_edges("logits", logits), self.row, num_nodes=self.num_rows, dim=-1)
 
     def sum(self, values: Tensor) -> Tensor:
         """``(..., num_rows)``: the sum of values ``(..., num_edges)`` over each row."""
@@ -259,14 +245,12 @@ class Neighborhood:
             return loops.find(self, choices)
         # A row reaches a node over one edge at most, so a sum finds its number.
         hit = choices.index_select(-1, self.row) == self.source
-        number = torch.arange(1, self.num_edges + 1, device=self.device)
-        return self.sum(hit * number) - 1
+        return self.sum(hit * torch.arange(1, self.num_edges + 1, device=self.device)) - 1
 
     def common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """
-        The sources that both rows of a pair of row numbers ``(2, P)`` have: the number of the pair,
-        the edge of its first row and the edge of its second row. The last answer is kept. Cost:
-        :math:`O(E)` and :math:`O(\\log E)` for each edge of the smaller row of a pair.
+        r"""The sources that both rows of a pair of row numbers ``(2, P)`` have: the number of the
+        pair, and the edges of its first and of its second row. The last answer is kept. Cost:
+        :math:`O(E)`, and :math:`O(\log E)` for each edge of the smaller row.
         """
         pairs = as_expected("pairs", pairs, (2, "P"), kind="integers", like=self)
         return self._last_pairs.get((pairs,), lambda: self._common_neighbors(pairs.long()))
@@ -285,9 +269,8 @@ class Neighborhood:
         return pair, other.where(swap[pair], edge), edge.where(swap[pair], other)
 
     def components(self) -> Tensor:
-        """
-        ``(num_rows,)`` numbers, equal if a chain of shared neighbours connects two rows. Labels of
-        different components are independent. Cost: :math:`O(E \\log N)`, once.
+        """``(num_rows,)`` numbers, equal if a chain of shared neighbours connects two rows. Labels
+        of different components are independent. Cost: :math:`O(E \\log N)`, once.
         """
         return self._components
 
@@ -305,10 +288,8 @@ class Neighborhood:
 
     def __repr__(self) -> str:
         sources = f"num_sources={self.num_sources}, " if self.bipartite else ""
-        return (
-            f"{type(self).__name__}(num_nodes={self.num_nodes}, {sources}"
-            f"num_rows={self.num_rows}, num_edges={self.num_edges})"
-        )
+        rows = f"num_rows={self.num_rows}, num_edges={self.num_edges}"
+        return f"{type(self).__name__}(num_nodes={self.num_nodes}, {sources}{rows})"
 
 
 def edges_between(hood: Neighborhood, source: Tensor, row: Tensor) -> Tensor:
@@ -319,13 +300,11 @@ def edges_between(hood: Neighborhood, source: Tensor, row: Tensor) -> Tensor:
     return place.where(keys[place] == wanted, -1)
 
 
-def spans(
-    first: Tensor, size: Tensor, ptr: Tensor | None = None, total: int | None = None
-) -> Tensor:
+def spans(first: Tensor, size: Tensor, ptr: Tensor | None = None, end: int | None = None) -> Tensor:
     """``first, first + 1, ...`` of every span, one after the other; spans start at ``ptr``."""
     ptr = cumsum(size) if ptr is None else ptr
-    total = int(ptr[-1]) if total is None else total
-    places = torch.repeat_interleave(first - ptr[:-1], size, output_size=total)
+    end = int(ptr[-1]) if end is None else end
+    places = torch.repeat_interleave(first - ptr[:-1], size, output_size=end)
     places += torch.arange(len(places), device=places.device)
     return places
 

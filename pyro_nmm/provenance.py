@@ -9,10 +9,8 @@ from pyro.ops.provenance import extract_provenance
 
 
 def untracked(*values: Any) -> tuple[tuple[Any, ...], frozenset]:
-    """
-    Values without their provenance, and its union for ``track_provenance`` of the result. Tracking
-    is slow, and custom autograd functions lose the gradient of a tracked tensor.
-    """
+    """Values without their provenance, and its union for ``track_provenance`` of the result."""
+    # Custom autograd functions lose the gradient of a tracked tensor.
     return extract_provenance(values)  # type: ignore[return-value]
 
 

@@ -1,14 +1,11 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Edges that relabel. A node borrows the label :math:`u_i \sim z_{c_i}`, and edge :math:`e = (c_i, i)`
-turns it into the label :math:`y_i` that the node shows. ``relabel`` holds for every edge a
+r"""Edges that relabel. A node borrows a label :math:`u_i \sim z_{c_i}`, which the edge :math:`e`
+from :math:`c_i` turns into the label :math:`y_i` that it shows. ``relabel`` holds for every edge a
 permutation, ``(E, C)`` integers whose entry ``[e, u]`` is :math:`y`; or a stochastic matrix,
 ``(..., E, C, C)``, whose entry ``[e, u, y]`` is the probability of :math:`y` given :math:`u`.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,11 +33,11 @@ class Channel:
     def batch_shape(self) -> Size:
         return Size() if self.keeps else Size(self.relabel.shape[: -self.event_dim])
 
-    def of(self, edges: Tensor | slice) -> Channel:
+    def of(self, edges: Tensor | slice) -> "Channel":
         """The channel of some edges."""
         return self
 
-    def detach(self) -> Channel:
+    def detach(self) -> "Channel":
         return self
 
     def check_values(self) -> None:
@@ -58,7 +55,7 @@ class Channel:
         """``(..., E)``: the label borrowed over each edge; ``(..., n)`` if edges keep labels."""
         return labels
 
-    def chosen(self, rows: Neighborhood, choices: Tensor) -> Channel:
+    def chosen(self, rows: Neighborhood, choices: Tensor) -> "Channel":
         """The channel of every row's chosen edge, for choices ``(..., n)``."""
         return self
 
@@ -85,7 +82,7 @@ class Channel:
         shown = shown[..., None].expand(*batch, *matrices.shape[-3:-1])
         return log_entries(entries_at(matrices.expand(*batch, *matrices.shape[-3:]), shown))
 
-    def split(self, batch: Size) -> list[Channel]:
+    def split(self, batch: Size) -> "list[Channel]":
         """One channel for each element of a batch."""
         return [self] * batch.numel()
 

@@ -27,9 +27,8 @@ __all__ = ["communities", "grid", "hops", "points", "walks"]
 def grid(
     height: int, width: int, stride: int, radius: int | None = None, device=None
 ) -> Neighborhood:
-    """
-    Pixels of a ``height x width`` image, and sources on every ``stride``-th row and column of them,
-    centred; both in row-major order. Cost: linear in the edges.
+    """Pixels of a ``height x width`` image, and sources on every ``stride``-th row and column of
+    them, centred; both in row-major order. Cost: linear in the edges.
 
     >>> grid(6, 6, stride=3)
     Neighborhood(num_nodes=36, num_sources=4, num_rows=36, num_edges=100)
@@ -61,9 +60,8 @@ def _near(size: int, stride: int, radius: int, device) -> tuple[Tensor, Tensor, 
 
 
 def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborhood, Tensor]:
-    r"""
-    Nodes at points in space, and sources on a square lattice, with the places ``(M, D)`` of these.
-    Cost: :math:`O(N (2 \, \text{radius} / \text{spacing} + 1)^D)`.
+    r"""Nodes at points in space, and sources on a square lattice, with the places ``(M, D)`` of
+    these. Cost: :math:`O(N (2 \, \text{radius} / \text{spacing} + 1)^D)`.
 
     >>> hood, places = points(torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]]), 2.0, 2.0)
     >>> hood, tuple(places.shape)
@@ -87,16 +85,14 @@ def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborho
     near = (place - scaled[:, None]).norm(dim=-1) <= radius / spacing
     node = near.nonzero()[:, 0]
     lattice, source = place[near].unique(dim=0, return_inverse=True)
-    hood = Neighborhood(torch.stack([source, node]), num_nodes, len(lattice))
-    return hood, lattice * spacing
+    return Neighborhood(torch.stack([source, node]), num_nodes, len(lattice)), lattice * spacing
 
 
 def hops(
     edge_index: Tensor, num_nodes: int, radius: int = 2, spacing: int = 1
 ) -> tuple[Neighborhood, Tensor]:
-    r"""
-    Nodes of any graph, and sources at some of them, with the hops ``(num_edges,)`` that each edge
-    is long. The sources are a random maximal set of nodes more than ``spacing`` hops apart, by
+    r"""Nodes of any graph, and sources at some of them, with the hops ``(num_edges,)`` that each
+    edge is long. The sources are a random maximal set of nodes more than ``spacing`` hops apart, by
     Luby's algorithm [1]. Cost: :math:`O(E \log N)`, and the edges within reach of the sources.
 
     >>> path = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4], [1, 0, 2, 1, 3, 2, 4, 3]])
@@ -131,8 +127,7 @@ def hops(
         source, node = new // num_nodes, new % num_nodes
     source, node = keys // num_nodes, keys % num_nodes
     hood = Neighborhood(torch.stack([source, node]), num_nodes, len(at))
-    order = (node * len(at) + source).argsort()
-    return hood, distance[order]
+    return hood, distance[(node * len(at) + source).argsort()]
 
 
 def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
@@ -155,8 +150,7 @@ def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
 
 
 def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neighborhood:
-    r"""
-    The nodes of a graph, whose sources are their neighbours, themselves and their communities.
+    r"""The nodes of a graph, whose sources are their neighbours, themselves and their communities.
     Sources are the ``N`` nodes, then the communities of each partition. Cost:
     :math:`O((E + R N) \log E)`.
 
@@ -165,8 +159,7 @@ def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neigh
     >>> hood.source[hood.ptr[0]:hood.ptr[1]]  # itself, its neighbour, its community
     tensor([0, 1, 4])
 
-    :param Tensor membership: ``(N,)`` or, for several partitions, ``(R, N)``: the community of
-        every node, integers from zero.
+    :param Tensor membership: ``(N,)`` or, for more partitions, ``(R, N)`` communities from zero on.
     """
     edge_index = as_edge_index(edge_index, num_nodes)
     membership = _as_membership(membership, edge_index.device, "...", num_nodes)
@@ -181,8 +174,7 @@ def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neigh
 def walks(
     edge_index: Tensor, num_nodes: int, membership: Tensor, num_steps: int = 1
 ) -> tuple[Neighborhood, Tensor]:
-    r"""
-    The nodes of a graph, a source for each group of them, such as Louvain's communities, and a
+    r"""The nodes of a graph, a source for each group of them, such as Louvain's communities, and a
     feature ``(num_edges,)`` of each edge:
 
     .. math::

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch_geometric.index import index2ptr
 
 
 def identity(size: int) -> Tensor:
-    """
-    Identity matrix ``(N, N)`` in ``torch.sparse_csr``: features of nodes that have none.
+    """Identity matrix ``(N, N)`` in ``torch.sparse_csr``: features of nodes that have none.
 
     >>> identity(3).values()
     tensor([1., 1., 1.])
@@ -37,16 +37,11 @@ def sparse_csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, 
 def csr_of_entries(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """A matrix in ``torch.sparse_csr`` of entries in any order."""
     order = rows.argsort(stable=True)
-    starts = rows.new_zeros(shape[0] + 1)
-    starts[1:] = rows.bincount(minlength=shape[0]).cumsum(0)
-    return sparse_csr(starts, columns[order], values[order], shape)
+    return sparse_csr(index2ptr(rows[order], shape[0]), columns[order], values[order], shape)
 
 
-def spread(
-    step: Callable[[Tensor], Tensor], labels: Tensor, damping: float, num_steps: int
-) -> Tensor:
-    r"""
-    Label spreading, :math:`R \leftarrow g W R + (1 - g) Y` from :math:`Y` (Zhou et al. 2003,
+def spread(step: Callable, labels: Tensor, damping: float, num_steps: int) -> Tensor:
+    r"""Label spreading, :math:`R \leftarrow g W R + (1 - g) Y` from :math:`Y` (Zhou et al. 2003,
     "Learning with Local and Global Consistency", NeurIPS). ``step`` multiplies by :math:`W`, the
     means of neighbours. ``labels`` are :math:`Y`, zeros at nodes without a label.
     """

@@ -23,11 +23,11 @@ from pyro_nmm import (
     GaussianConcentrations,
     Intervals,
     LogisticConcentrations,
+    NeighborChoice,
     Neighborhood,
     NeighborMixture,
 )
 from pyro_nmm.datasets import image_folder, photographs, random_patches
-from pyro_nmm.distributions import NeighborChoice
 from pyro_nmm.guides import fit_images, fit_unet
 from pyro_nmm.models.images import Denoiser, UNet
 

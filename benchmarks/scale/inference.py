@@ -3,8 +3,10 @@
 
 """Posteriors of hyperparameters by the kernel of MCMC and by SVI. README.md explains them."""
 
+import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -34,8 +36,7 @@ from benchmarks.shared.tables import (
     ordered,
     table,
 )
-from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.distributions import EvidenceConditional, OrderedConditional
+from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs
 from pyro_nmm.models import nmm
 
@@ -48,6 +49,13 @@ KERNELS: dict[str, dict] = {
     "NUTS, no joint moves": {"num_sweeps": 1, "num_particles": 0},
     "NUTS, no joint moves, 20 sweeps": {"num_particles": 0},
 }
+
+#: Samplers of NumPyro, which are in peers.py.
+PEERS = "NUTS, choices summed by hand", "NUTS, choices enumerated", "DiscreteHMCGibbs"
+PEERS += ("HMCGibbs, conditionals by hand",)
+#: Choices of the kernel beside the samplers of peers.py.
+BESIDE: dict[str, dict] = {"FieldGibbs": {}, "FieldGibbs, no joint moves": {"num_particles": 0}}
+SAMPLERS = [*BESIDE, *PEERS]
 
 
 class Club:
@@ -177,6 +185,79 @@ def mixing(args, results: Records) -> None:
         results.add(**key, samples=args.num_samples, effective=size, seconds=seconds, **found)
 
 
+def attended(nodes: int, seed: int) -> tuple[Neighborhood, Tensor, Tensor]:
+    """Six sources a node with itself, a feature of each edge, and a labelling of three labels."""
+    pyro.set_rng_seed(seed)
+    others = torch.tensor([random.sample(range(1, nodes), 5) for _ in range(nodes)])
+    row = torch.arange(nodes)[:, None]
+    ends = torch.stack([(row + others) % nodes, row.expand(-1, 5)])
+    hood = Neighborhood(ends.flatten(1), nodes)
+    feature = torch.randn(hood.num_edges)
+    return hood, feature, poutine.trace(of_attention).get_trace(hood, feature).nodes["y"]["value"]
+
+
+def of_attention(hood: Neighborhood, feature: Tensor, y: Tensor | None = None) -> None:
+    kappa = pyro.sample("kappa", dist.Gamma(2.0, 2.0))
+    beta = pyro.sample("beta", dist.Normal(0.0, 1.0))
+    nmm(hood, kappa * torch.full((hood.num_nodes, 3), 1 / 3), beta * feature, y, collapsed=True)
+
+
+class OutOfTime(Exception):
+    """A chain has taken its CPU seconds."""
+
+
+def chain(
+    sampler: str, given: tuple, seed: int, num_samples: int, warmup: int, limit: float
+) -> tuple[dict, float, float]:
+    """Draws of FieldGibbs, CPU seconds of the draws, and with the warm-up."""
+    pyro.set_rng_seed(100 + seed)
+    start = time.process_time()
+    marks: list[float] = []
+    kept: list[dict] = []
+
+    def hook(kernel, params, stage, number) -> None:
+        marks.append(time.process_time())
+        if len(marks) > warmup:
+            kept.append({name: kernel.transforms[name].inv(params[name]) for name in RANKED})
+        if marks[-1] - start > limit:
+            raise OutOfTime
+
+    kernel = FieldGibbs(of_attention, **BESIDE[sampler])
+    with suppress(OutOfTime):
+        MCMC(kernel, num_samples, warmup, disable_progbar=True, hook_fn=hook).run(*given)
+    begin = marks[warmup - 1] if len(marks) > warmup else marks[-1]
+    draws = {name: np.array([draw[name].item() for draw in kept]) for name in RANKED}
+    return draws, marks[-1] - begin, marks[-1] - start
+
+
+def numpyro(args, results: Records) -> None:
+    """Effective draws of FieldGibbs and of NumPyro's samplers: chains of one program."""
+    each = {"nodes": args.sizes, "seed": range(args.repeats), "sampler": args.samplers}
+    for key in results.missing(task="numpyro", **each):
+        hood, feature, y = given = attended(key["nodes"], key["seed"])
+        sizes, name = (args.num_samples, args.warmup, args.limit), key["sampler"]
+        if name in BESIDE:
+            chains = [chain(name, given, seed, *sizes) for seed in range(args.chains)]
+        else:
+            from benchmarks.scale import peers
+
+            table = hood.source.view(-1, 6).numpy(), feature.view(-1, 6).numpy(), y.numpy()
+            cache: dict = {}
+            chains = [peers.chain(name, table, k, *sizes, cache) for k in range(args.chains)]
+        least = min(len(draws["kappa"]) for draws, *_ in chains)
+        row: dict = {"chains": args.chains, "samples": least, "warmup": args.warmup}
+        row |= {
+            "seconds": sum(part[1] for part in chains),
+            "whole": sum(part[2] for part in chains),
+        }
+        for parent, change in {"kappa": np.log, "beta": np.asarray}.items():
+            values = torch.tensor(np.stack([change(draws[parent][:least]) for draws, *_ in chains]))
+            effective = effective_sample_size(values).item() if least > 3 else 0.0
+            found = {"mean": values.mean().item(), "sd": values.std().item()} if least else {}
+            row[parent] = {"effective": effective} | found
+        results.add(**key, **row)
+
+
 def small_graph(seed: int) -> Neighborhood:
     """Twenty nodes with three sources each."""
     pyro.set_rng_seed(seed)
@@ -281,6 +362,34 @@ def effective_draws(files: Files) -> str:
     return table(rows.assign(**names), ["nodes", "kernel"], cells)
 
 
+def beside_numpyro(files: Files) -> str:
+    """Effective draws a CPU second, the smaller of two parameters, and means beside FieldGibbs."""
+    rows = frame(files["inference"], task="numpyro")
+    if rows.empty:
+        return markdown([])
+    for name in RANKED:
+        rows["error"] = rows[f"{name}.sd"] ** 2 / rows[f"{name}.effective"]
+        own = rows[rows["sampler"] == "FieldGibbs"].set_index(["nodes", "seed"])
+        own = rows[["nodes", "seed"]].join(own, on=["nodes", "seed"])
+        gap = rows[f"{name}.mean"] - own[f"{name}.mean"]
+        off = gap**2 / (rows["error"] + own["error"])
+        rows[f"{name} off"] = off.where(rows["sampler"] != "FieldGibbs")
+    rows["effective"] = rows[["kappa.effective", "beta.effective"]].min(axis=1)
+    rows["rate"], rows["with all"] = (rows["effective"] / rows[k] for k in ("seconds", "whole"))
+    cells: dict[str, Cell] = {"data sets": count, "draws a chain": average("samples", ",.0f")}
+    cells |= {"log kappa": average("kappa.mean", ".2f"), "its sd": average("kappa.sd", ".2f")}
+    cells |= {"beta": average("beta.mean", ".2f"), "its sd ": average("beta.sd", ".2f")}
+    cells |= {"effective draws": average("effective", ".0f")}
+    cells |= {"a CPU second": average("rate", ".1f")}
+    cells |= {"with compilation and warm-up": average("with all", ".2f")}
+    for name, shown in (("kappa", "log kappa"), ("beta", "beta")):
+        cells[f"{shown}: standard errors off"] = average(
+            f"{name} off", ".1f", of=lambda v: mean(v) ** 0.5
+        )
+    names = {"nodes": ordered(rows["nodes"], None), "sampler": ordered(rows["sampler"], SAMPLERS)}
+    return table(rows.assign(**names), ["nodes", "sampler"], cells)
+
+
 def ranks_of_truth(files: Files) -> str:
     lines = []
     for task in CALIBRATIONS:
@@ -306,16 +415,18 @@ CALIBRATIONS = {
 }
 
 
-TABLES = coverage, effective_draws, ranks_of_truth
+TABLES = coverage, effective_draws, beside_numpyro, ranks_of_truth
 OPTIONS = {
     "methods": ([*METHODS], "of the club"), "num_sets": (100, "data sets, of club and calibration"),
     "num_samples": (250, "draws after warm-up"), "warmup": (100, "steps of warm-up"),
     "thin": (15, "steps between draws, of calibration"),
     "sizes": ([34, 100, 400, 1600], "nodes, of mixing; 34 for the club"),
     "kernels": ([*KERNELS], "of mixing"),
-    "repeats": (3, "data sets of each size, of mixing"), "results": Path,
+    "repeats": (3, "data sets of each size, of mixing and numpyro"), "results": Path,
+    "samplers": (SAMPLERS, "of numpyro"), "chains": (2, "of each data set, of numpyro"),
+    "limit": (600.0, "CPU seconds of a chain, of numpyro"),
 }  # fmt: skip
-main = command(__doc__, [club, mixing, calibration, calibration_of_chains], **OPTIONS)
+main = command(__doc__, [club, mixing, numpyro, calibration, calibration_of_chains], **OPTIONS)
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.double)

@@ -1,10 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-An NMM on top of a trained classifier: ``table`` has what users give, ``formula`` the parameters and
-their meaning, ``fit`` the steps, and ``model`` the class.
-"""
+"""An NMM on a trained classifier: ``table`` of inputs, ``formula``, ``fit`` and the class."""
 
 from pyro_nmm.models.stacked.fit import bounded_temperature, temperature_scaling
 from pyro_nmm.models.stacked.formula import PooledScores
@@ -12,10 +9,6 @@ from pyro_nmm.models.stacked.model import StackedNMM, marginals_in_blocks
 from pyro_nmm.models.stacked.table import edge_weights
 
 __all__ = [
-    "PooledScores",
-    "StackedNMM",
-    "bounded_temperature",
-    "edge_weights",
-    "marginals_in_blocks",
+    "PooledScores", "StackedNMM", "bounded_temperature", "edge_weights", "marginals_in_blocks",
     "temperature_scaling",
-]
+]  # fmt: skip

@@ -3,14 +3,13 @@
 
 """The fit of a StackedNMM: steps, uncertain parameters, and evidence of held-out labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Size, Tensor
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 from torch_geometric.utils import index_to_mask, segment
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
@@ -47,10 +46,9 @@ CHANGE = 1e-3
 
 @with_gradients
 def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
-    r"""
-    Temperature :math:`t` of :math:`\mathrm{softmax}(\text{scores} / t)` that maximises the
-    likelihood of the held-out labels (Guo et al. 2017, "On Calibration of Modern Neural
-    Networks", ICML): the baseline that :class:`~pyro_nmm.models.StackedNMM` contains.
+    r"""Temperature :math:`t` of :math:`\mathrm{softmax}(\text{scores} / t)` that maximises the
+    likelihood of the held-out labels (Guo et al. 2017, "On Calibration of Modern Neural Networks",
+    ICML): the baseline that :class:`~pyro_nmm.models.StackedNMM` contains.
 
     >>> scores, y = torch.tensor([[2.0, 0.0]]).repeat(4, 1), torch.tensor([0, 0, 0, 1])
     >>> temperature = temperature_scaling(scores, y, held_out=torch.ones(4, dtype=torch.bool))
@@ -138,12 +136,12 @@ class Fold:
     held_out: Tensor  #: mask
 
     @classmethod
-    def of(cls, formula: Formula, data: GraphScores, out: Tensor) -> Fold:
+    def of(cls, formula: Formula, data: GraphScores, out: Tensor) -> "Fold":
         """Some known labels, held out, given the others."""
         inputs, observed = formula.inputs(replace(data, known=data.known & ~out))
         return cls(data.hood, inputs, data.edge_weight, data.y, observed, out).small()
 
-    def small(self) -> Fold:
+    def small(self) -> "Fold":
         """The same on a smaller graph: of the nodes that its labels depend on."""
         near, kept, sources = sources_of(self.hood, self.observed | self.held_out)
         weight = self.edge_weight
@@ -156,8 +154,7 @@ class Fold:
 def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: int) -> list[Fold]:
     """Folds of the held-out nodes, each given the other known labels."""
     nodes = held_out.nonzero()[:, 0]
-    if num_folds > 1:
-        nodes = shuffled(nodes)
+    nodes = shuffled(nodes) if num_folds > 1 else nodes
     parts = [nodes[k::num_folds] for k in range(min(num_folds, len(nodes)))]
     return [Fold.of(formula, data, index_to_mask(part, len(held_out))) for part in parts]
 
@@ -174,10 +171,7 @@ def shuffled(nodes: Tensor) -> Tensor:
 
 
 def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tensor, Tensor]:
-    """
-    The part of a graph that the labels of observed nodes depend on, its nodes and its sources, both
-    ascending. Unobserved nodes keep the edges from themselves and from the communities in it only.
-    """
+    """The part of a graph that observed labels depend on; its nodes and its sources, ascending."""
     rows, num_nodes = hood.restrict(observed), hood.num_nodes
     reached, members = rows.source.unique(), rows.source.new_zeros(2, 0)
     if hood.bipartite:
@@ -187,6 +181,7 @@ def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tens
     nodes = torch.cat([reached[reached < num_nodes], members[1]]).unique()
     sources = torch.cat([nodes, reached[reached >= num_nodes]])
     source, target = torch.cat([torch.stack([rows.source, rows.target]), members], 1)
+    # Unobserved nodes keep the edges from themselves and from the communities in it only.
     loops = torch.arange(len(nodes), device=hood.device).expand(2, -1)
     edges = torch.stack([torch.searchsorted(sources, source), torch.searchsorted(nodes, target)])
     num_sources = len(sources) if hood.bipartite else None
@@ -223,10 +218,7 @@ def fit_folds(
     formula: Formula, priors: Priors, copies: Sequence[tuple[GraphScores, Tensor]],
     options: FitOptions, agree: float,
 ) -> tuple[Tensor, Evidence | None]:  # fmt: skip
-    """
-    Fit the formula's values to a graph's held-out nodes, or to a copy of the graph for each fold.
-    Return draws of the parameters and, with a pool, the evidence of labels that no fit has seen.
-    """
+    """Fit values to held-out nodes, or a copy of the graph a fold; draws of them, and evidence."""
     if len(copies) == 1:
         folds = folds_of(formula, *copies[0], options.num_folds)
     else:
@@ -252,10 +244,7 @@ def fit_folds(
 def held_out_log_probs(
     formula: Formula, priors: Priors, fold: Fold, part: Tensor, num_steps: int
 ) -> dict[str, Tensor]:
-    """
-    Log-probabilities ``(n,)`` of the held-out labels by each candidate. All but the classifier are
-    refitted without the label's part ``(N,)``. A refit that diverges gives no probability.
-    """
+    """``(n,)``: log-probabilities of held-out labels, by candidates refitted without them."""
     scaled, y, part = fold.inputs[0, fold.held_out], fold.y[fold.held_out], part[fold.held_out]
     raw = entries_at((scaled * formula.temperature).log_softmax(-1), y)
     by = {"classifier": raw} | {name: torch.empty_like(raw) for name in (TEMPERED, POOL, NMM)}
@@ -265,7 +254,7 @@ def held_out_log_probs(
         by[TEMPERED][out] = entries_at(tempered.log_softmax(-1), y)[out]
         for name, log_probs in ((POOL, pool_log_probs), (NMM, label_log_probs)):
             again = refitted(formula, priors, fold, ~out, log_probs, num_steps)
-            by[name][out] = again[out].nan_to_num(nan=-torch.inf)
+            by[name][out] = again[out].nan_to_num(nan=-torch.inf)  # it may diverge
     return by
 
 
@@ -293,9 +282,7 @@ def pool_log_probs(formula: Formula, fold: Fold) -> Tensor:
 def maximise(formula: Formula, priors: Priors, folds: list[Fold], options: FitOptions) -> None:
     """Fit the formula's values in steps, each on the next fold."""
     optimizer = torch.optim.Adam(formula.values.values(), lr=options.lr, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, 2 - 2 * step / options.num_steps)
-    )
+    schedule = LambdaLR(optimizer, lambda step: min(1.0, 2 - 2 * step / options.num_steps))
     whole = sum(int(fold.held_out.sum()) for fold in folds)
     for step in options.progress(range(options.num_steps)):
         optimizer.zero_grad()
@@ -314,10 +301,7 @@ def maximise(formula: Formula, priors: Priors, folds: list[Fold], options: FitOp
 
 
 def surrogate(q: OrderedConditional, num_given: int, num_samples: int) -> Tensor:
-    """
-    A number with the gradient of :math:`E_q \\sum_i f_i` over the nodes after ``num_given``. The
-    baseline of the score is the mean of the other draws.
-    """
+    r"""A number with the gradient of :math:`E_q \sum_i f_i` over the nodes after ``num_given``."""
     choices = q.sample(Size([num_samples]))
     bound = q.log_terms(choices)[:, num_given:].sum(-1)
     others = (bound.sum() - bound) / (num_samples - 1)
@@ -341,8 +325,7 @@ def row_log_probs(
     logits, *relabel = formula.attention(rows, probs, weight)
     attention = rows.softmax(logits)
     if relabel:
-        marginals = node_marginals(rows, alpha, attention, as_channel(relabel[0]))
-        return entries_at(marginals, y).log()
+        return entries_at(node_marginals(rows, alpha, attention, as_channel(relabel[0])), y).log()
     return node_log_probs(rows, alpha, attention, y)
 
 
@@ -359,9 +342,8 @@ def agreement(data: GraphScores) -> float:
 
 
 def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
-    r"""
-    Posterior mean of the weight :math:`w` of a linear pool with cross-validated weights (Yao et al.
-    2018, "Using Stacking to Average Bayesian Predictive Distributions", Bayesian Analysis 13),
+    r"""Posterior mean of the weight :math:`w` of a linear pool with cross-validated weights (Yao et
+    al. 2018, "Using Stacking to Average Bayesian Predictive Distributions", Bayesian Analysis 13),
 
     .. math::
 
@@ -383,9 +365,8 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
 def deviations(
     formula: Formula, priors: Priors, folds: list[Fold], number: int = NUM_DRAWS
 ) -> Tensor:
-    r"""
-    ``(number, d)``: draws of the parameters minus the fitted ones, by the first step of a refit to
-    labels with weights :math:`1 + \xi_{bi}` (Newton and Raftery 1994, "Approximate Bayesian
+    r"""``(number, d)``: draws of the parameters minus the fitted ones, by the first step of a refit
+    to labels with weights :math:`1 + \xi_{bi}` (Newton and Raftery 1994, "Approximate Bayesian
     Inference with the Weighted Likelihood Bootstrap", Journal of the RSS B 56),
 
     .. math::
@@ -395,8 +376,7 @@ def deviations(
 
     where :math:`g_i` is the gradient of the log-probability of held-out label ``i``, and
     :math:`\Lambda` the precision of the prior. Every second draw has the opposite deviation, so
-    that the mean of the draws is the fit. Cost: :math:`O(E_\tau C)`; with communities ``2 d`` times
-    the held-out nodes' edges.
+    that their mean is the fit. Cost: :math:`O(E_\tau C)`; with communities :math:`O(E_\tau d)`.
     """
     gradients = torch.cat([label_gradients(formula, fold) for fold in folds])
     hessian = gradients.T @ gradients + priors.precision(formula.values).double().diag()
@@ -438,6 +418,5 @@ def offset_gradients(formula: Formula, fold: Fold) -> Tensor:
         log_probs = row_log_probs(formula, stars, stars, sources, weight, fold.y[part.nodes])
         (slope,) = torch.autograd.grad(log_probs.sum(), sources)
         near = sources.detach()
-        slope = near * (slope - (near * slope).sum(-1, keepdim=True))
-        gradients[block] = segment(slope, part.ptr)
+        gradients[block] = segment(near * (slope - (near * slope).sum(-1, keepdim=True)), part.ptr)
     return gradients

@@ -3,8 +3,6 @@
 
 """Label probabilities, concentrations and attention of a StackedNMM as functions of parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +31,8 @@ USUAL_AGREEMENT = 0.75
 CERTAIN, EXCLUDED = 1e6, 1e-6
 
 Tensors = tuple[Tensor, ...]
+#: Slices of nodes, and a table of each.
+Blocks = Iterator[tuple[slice, Tensor]]
 #: Parameters by name.
 Values = Mapping[str, Tensor]
 #: Means and standard deviations by name.
@@ -116,7 +116,7 @@ class Priors:
     def of(
         cls, declared: Iterable[Parameter], prior: Prior, temperature: float = 1.0,
         agreement: float = 1.0,
-    ) -> Priors:  # fmt: skip
+    ) -> "Priors":  # fmt: skip
         """With ``prior``'s means and deviations. Declared means depend on neighbours' agreement."""
         priors = []
         for old in declared:
@@ -155,8 +155,7 @@ class Priors:
 
 
 class PooledScores(nn.Module):
-    r"""
-    Label probabilities of each node from its scores, the scores of its neighbours and the known
+    r"""Label probabilities of each node from its scores, the scores of its neighbours and the known
     labels around it: a logarithmic pool (Genest and Zidek 1986, "Combining Probability
     Distributions", Statistical Science 1) with ``4 + C`` parameters.
 
@@ -172,15 +171,14 @@ class PooledScores(nn.Module):
 
     with scores :math:`x`, ``(N, C)``, at temperature :math:`t`. A step of the walk :math:`W` goes
     to a node of :math:`n(i)`, uniformly or in proportion to edge weights. :math:`Y` holds the known
-    labels, one-hot, and zeros for other nodes. :math:`\pi` is the share of each label,
-    :math:`g = .9` and :math:`\tau = .01`. :math:`\ell` is label propagation (Zhou et al. 2003,
-    "Learning with Local and Global Consistency", NeurIPS) relative to the shares, and zero if no
-    label is known. Graph networks are overconfident where a node agrees with its neighbours, at
-    large :math:`A_i`. A negative :math:`\eta` corrects that, as a temperature for each node does
-    (Hsu et al. 2022, "What Makes Graph Neural Networks Miscalibrated?", NeurIPS). With
-    :math:`s = 1` and :math:`a = \lambda = \eta = 0` this is temperature scaling with a bias
-    (Alexandari et al. 2020, "Maximum Likelihood with Bias-Corrected Calibration is Hard-To-Beat at
-    Label Shift Adaptation", ICML).
+    labels, one-hot, and zeros for other nodes. :math:`\pi` is the share of each label, :math:`g =
+    .9` and :math:`\tau = .01`. :math:`\ell` is label propagation (Zhou et al. 2003, "Learning with
+    Local and Global Consistency", NeurIPS) relative to the shares, and zero if no label is known.
+    Graph networks are overconfident where a node agrees with its neighbours, at large :math:`A_i`.
+    A negative :math:`\eta` corrects that, as a temperature for each node does (Hsu et al. 2022,
+    "What Makes Graph Neural Networks Miscalibrated?", NeurIPS). With :math:`s = 1` and :math:`a =
+    \lambda = \eta = 0` this is temperature scaling with a bias (Alexandari et al. 2020, "Maximum
+    Likelihood with Bias-Corrected Calibration is Hard-To-Beat at Label Shift Adaptation", ICML).
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
     >>> pool, scores = PooledScores(2), torch.zeros(3, 2)
@@ -224,10 +222,8 @@ class PooledScores(nn.Module):
         self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor,
         edge_weight: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """
-        ``(4, N, C)``: :math:`x / t`, :math:`m`, :math:`\\ell` and
-        :math:`(A - \\tfrac{3}{4}) \\, x / t`. Arguments as for :meth:`StackedNMM.forward`. Sources
-        that are no nodes are ignored. Cost: :math:`O(E C)`, 21 times.
+        r"""``(4, N, C)``: :math:`x / t`, :math:`m`, :math:`\ell` and :math:`(A - .75) \, x / t`, of
+        arguments as for :meth:`StackedNMM.forward`. Cost: :math:`O(E C)`, 21 times.
         """
         check_hood(hood)
         return all_terms(GraphScores.of(hood, scores, y, known, edge_weight), self.temperature)
@@ -251,17 +247,14 @@ def all_terms(data: GraphScores, temperature: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def terms_in_blocks(
-    data: GraphScores, temperature: Tensor, numbers_each: int
-) -> Iterator[tuple[slice, Tensor]]:
+def terms_in_blocks(data: GraphScores, temperature: Tensor, numbers_each: int) -> Blocks:
     """Rows whose edges take ``numbers_each`` numbers each, and their terms ``(4, R, C)``."""
     check_all_rows(data.hood)
     probs, labels = (data.scores / temperature).softmax(-1), propagated(data)
     for rows in row_blocks(data.hood.ptr, numbers_each):
         scaled, nearby = data.scores[rows] / temperature, step(data, rows, probs)
         agreement = (probs[rows] * nearby).sum(-1, keepdim=True) - USUAL_AGREEMENT
-        smooth = (nearby + 1e-3).log()
-        yield rows, torch.stack([scaled, smooth, labels[rows], agreement * scaled])
+        yield rows, torch.stack([scaled, (nearby + 1e-3).log(), labels[rows], agreement * scaled])
 
 
 def propagated(data: GraphScores) -> Tensor:
@@ -288,24 +281,18 @@ def step(data: GraphScores, rows: slice, values: Tensor) -> Tensor:
     ptr = hood.ptr[rows.start : rows.stop + 1]
     edges = slice(int(ptr[0]), int(ptr[-1]))
     source, ptr = hood.source[edges], ptr - ptr[0]
-    weight, total = values.new_ones(len(source)), ptr.diff().to(values)
-    if data.edge_weight is not None:
-        weight = data.edge_weight[edges].to(values)
+    weight = values.new_ones(len(source)) if data.edge_weight is None else data.edge_weight[edges]
+    weight = weight.to(values)
     if hood.bipartite:  # communities are no neighbours
         weight = weight * (source < hood.num_nodes)
         source = source.clamp(max=hood.num_nodes - 1)
-    if data.edge_weight is not None or hood.bipartite:
-        total = segment(weight, ptr)
     steps = sparse_csr(ptr, source, weight, (len(ptr) - 1, len(values)))
-    return (steps @ values).div_(total[:, None])
+    return (steps @ values).div_(segment(weight, ptr)[:, None])
 
 
 @dataclass(frozen=True)
 class Formula:
-    """
-    ``alpha`` and ``logits`` as functions of parameters. Nodes are the sources, followed by the
-    communities of which they are members, if there are any.
-    """
+    """``alpha`` and ``logits`` as functions of parameters. Sources are nodes, then communities."""
 
     values: Values  #: of the parameters, by their names in ``state_dict()``
     temperature: Any = None  #: a tensor, of a pool. Without it, P is a softmax of scaled scores
@@ -313,17 +300,15 @@ class Formula:
     compatibility: Tensor | None = None  #: of edges that relabel
     share: float = 1.0  #: of the NMM beside temperature scaling
 
-    def copied(self, like: Tensor) -> Formula:
+    def copied(self, like: Tensor) -> "Formula":
         """The same with parameters of its own, in the type and on the device of a tensor."""
-        values = {
-            name: value.detach().to(like, copy=True).requires_grad_(value.requires_grad)
-            for name, value in self.values.items()
-        }
+        old = self.values.items()
+        values = {k: v.detach().to(like, copy=True).requires_grad_(v.requires_grad) for k, v in old}
         fixed = (self.temperature, self.compatibility)
         temperature, compatibility = (None if value is None else value.to(like) for value in fixed)
         return replace(self, values=values, temperature=temperature, compatibility=compatibility)
 
-    def with_values(self, numbers: Tensor) -> Formula:
+    def with_values(self, numbers: Tensor) -> "Formula":
         """The same with other values, ``(d,)`` in the order of the parameters."""
         parts = numbers.split([value.numel() for value in self.values.values()])
         pairs = zip(self.values.items(), parts, strict=True)
@@ -334,10 +319,7 @@ class Formula:
         return torch.cat([value.detach().view(-1) for value in self.values.values()])
 
     def inputs(self, data: GraphScores) -> tuple[Tensor, Tensor]:
-        """
-        What :meth:`probs` takes, ``(..., N, C)`` without parameters; and the mask of known labels
-        that are not in it, on which a mixture is conditioned.
-        """
+        """The argument of :meth:`probs`, and a mask of known labels that are not in it."""
         if self.temperature is None:
             return data.scores, data.known
         return all_terms(data, self.temperature), data.known & ~data.certain
@@ -401,10 +383,8 @@ class Formula:
 def with_own_sources(
     data: GraphScores, table: Tensor, share: float, every: Iterable[Tensors]
 ) -> Iterator[NeighborMixture]:
-    """
-    Mixtures in which nodes have one more source each, which no other node may choose. A node with a
-    certain label has it alone: the label is no further evidence about others. Other nodes choose it
-    with probability ``1 - share``, and it has the ``table``'s label probabilities.
+    """Mixtures in which each node has a source of its own. It holds a certain label alone, which is
+    no further evidence, or has probability ``1 - share`` and the label probabilities of ``table``.
     """
     hood, known = data.hood, data.certain
     widened = known if share == 1 else torch.ones_like(known)

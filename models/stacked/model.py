@@ -3,10 +3,8 @@
 
 """An NMM on top of a classifier that is already trained."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +29,7 @@ from pyro_nmm.models.stacked.fit import (
     some_of,
 )
 from pyro_nmm.models.stacked.formula import (
+    Blocks,
     Formula,
     PooledScores,
     Priors,
@@ -38,20 +37,13 @@ from pyro_nmm.models.stacked.formula import (
     prior_of,
     terms_in_blocks,
 )
-from pyro_nmm.models.stacked.table import (
-    GraphScores,
-    disjoint_masks,
-    scores_of_folds,
-    warn_of_one_way,
-    warn_of_probabilities,
-)
+from pyro_nmm.models.stacked.table import GraphScores, disjoint_masks, scores_of_folds, warn_user
 from pyro_nmm.ops.marginals import node_marginals
 from pyro_nmm.relabel import as_channel
 
 
 class StackedNMM(nn.Module):
-    r"""
-    Joint distribution of labels from the scores of any trained classifier and the known labels,
+    r"""Joint distribution of labels from the scores of any trained classifier and the known labels,
     with a few parameters that are fitted in seconds on held-out nodes.
 
     .. math::
@@ -76,7 +68,6 @@ class StackedNMM(nn.Module):
     in random orders: *jointly*, so that correlation counts, and on nodes from which the classifier
     did not learn, because it is overconfident on the others.
 
-    >>> from pyro_nmm import Neighborhood
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
     >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
     >>> y, train = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, False])
@@ -99,8 +90,7 @@ class StackedNMM(nn.Module):
     **Folds.** A classifier that is fitted once for each of ``K`` folds of the labels needs no
     held-out nodes: copies of the graph stand side by side, and copy ``k`` holds out fold ``k``. The
     pool's NMM then has a share :math:`w` beside temperature scaling, whose labels are independent:
-    each node takes its label from temperature scaling with probability :math:`1 - w`, which the
-    folds' own labels determine.
+    each node takes its label from temperature scaling with probability :math:`1 - w`, fitted too.
 
     >>> folds, both = torch.tensor([0, 1, 0, 1]), scores.expand(2, 4, 2)
     >>> stacked = StackedNMM(num_classes=2).fit(hood, both, y, folds=folds, num_steps=20)
@@ -109,19 +99,12 @@ class StackedNMM(nn.Module):
 
     **Communities.** With ``communities=True`` communities are sources of all their members, so a
     known label informs about nodes at any distance. A community :math:`g` has the mean :math:`P` of
-    its members and a concentration of its own, and :math:`\delta` is the log odds of choosing it
-    over any node of :math:`n(i)`.
-
-    >>> from pyro_nmm.sources import communities
-    >>> hood = communities(torch.tensor([[0, 1], [1, 2]]), 4, membership=torch.tensor([0, 0, 1, 1]))
-    >>> StackedNMM(2, communities=True)(hood, scores, y, train)[0].shape  # alpha of all sources
-    torch.Size([6, 2])
+    its members and its own concentration; :math:`\delta` is its log odds over :math:`n(i)`.
 
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
     label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
 
-    **Edge weights** multiply the attention (their logarithms are added to ``logits``) and the
-    steps of the pool's walk.
+    **Edge weights** multiply the attention (``logits`` get their logarithms) and the pool's walk.
 
     **Scores alone.** With ``pool=False``, :math:`P_j` is the softmax of the scores times
     :math:`s`, :math:`\alpha = \kappa P + \epsilon`, and known labels are conditioned on: in a fit
@@ -130,8 +113,7 @@ class StackedNMM(nn.Module):
 
     :param int num_classes: ``C``; not needed for ``pool=False``.
     :param bool pool: whether :math:`P` pools scores, neighbours and known labels.
-    :param bool communities: whether ``hood`` is of :func:`pyro_nmm.sources.communities`, with one
-        partition or several.
+    :param bool communities: whether ``hood`` is of :func:`pyro_nmm.sources.communities`.
     :param Tensor compatibility: ``(C, C)``, :math:`H`, whose rows sum to one.
     :param dict prior: means and standard deviations of normal priors that replace the priors in
         :attr:`prior`, for example ``{"gamma": (1.0, 0.5)}``. A fit begins at the means.
@@ -182,16 +164,12 @@ class StackedNMM(nn.Module):
     @property
     def formula(self) -> Formula:
         """``alpha`` and ``logits`` as functions of the parameters."""
-        values = dict(self.named_parameters())
+        formula = Formula(dict(self.named_parameters()), None, self.communities, self.compatibility)
         if self.pool is None:
-            return Formula(values, None, self.communities, self.compatibility)
-        return Formula(
-            values, self.pool.temperature, self.communities, self.compatibility, float(self.share)
-        )
+            return formula
+        return replace(formula, temperature=self.pool.temperature, share=float(self.share))
 
-    def _read(
-        self, hood: Neighborhood, scores: Any, y: Any, known: Any, weight: Any, new: Any = None
-    ) -> GraphScores:
+    def _read(self, hood: Neighborhood, *given: Any, new: Any = None) -> GraphScores:
         """A checked graph with scores and labels."""
         check_hood(hood)
         loops = int((hood.source == hood.target).sum())
@@ -208,17 +186,16 @@ class StackedNMM(nn.Module):
                 f"StackedNMM(...)"
             )
         num_classes = None if self.pool is None else len(self.pool.offsets)
-        return GraphScores.of(hood, scores, y, known, weight, num_classes, new)
+        return GraphScores.of(hood, *given, num_classes, new)
 
     def forward(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
         known: Tensor | None = None, edge_weight: Tensor | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """
-        ``alpha`` ``(N, C)``, with communities ``(M, C)``, and ``logits`` ``(num_edges,)``, at least
-        in single precision; with a compatibility matrix ``relabel``, ``(num_edges, C, C)``, too.
-        All methods take tensors or NumPy arrays, and sets of nodes as masks ``(N,)`` or as node ids
-        ``(K,)``, in lists too. A set of ``N`` zeros and ones that repeat is a mask.
+        """``alpha`` ``(N, C)``, with communities ``(M, C)``, and ``logits`` ``(num_edges,)``, at
+        least in single precision; with a compatibility matrix ``relabel``, ``(num_edges, C, C)``,
+        too. All methods take tensors or NumPy arrays, and sets of nodes as masks ``(N,)`` or as
+        node ids ``(K,)``, in lists too. A set of ``N`` zeros and ones that repeat is a mask.
 
         :param Tensor scores: ``(N, C)`` finite logits of the classifier, in evaluation mode.
         :param Tensor y: ``(N,)`` or ``(N, 1)`` labels, read where known.
@@ -236,27 +213,22 @@ class StackedNMM(nn.Module):
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor | None = None,
         held_out: Tensor | None = None, *, folds: Tensor | None = None,
         edge_weight: Tensor | None = None, options: FitOptions = FitOptions(),
-    ) -> StackedNMM:  # fmt: skip
-        r"""
-        Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that falls
-        to zero, and return the module. It begins at temperature scaling, so the scale of the scores
-        does not matter. Other arguments as for :meth:`forward`.
+    ) -> "StackedNMM":  # fmt: skip
+        r"""Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that
+        falls to zero, and return the module. It begins at temperature scaling, so the scale of the
+        scores does not matter. Other arguments as for :meth:`forward`.
 
-        :param Tensor train: mask ``(N,)`` or ids of the nodes that the classifier learned from,
-            whose labels are given. It may select nothing.
-        :param Tensor held_out: mask ``(N,)`` or ids of nodes that it did not learn from, for
-            example the validation nodes.
+        :param Tensor train: mask or ids of nodes that the classifier learned from; may be empty.
+        :param Tensor held_out: mask or ids of nodes that it did not learn from: validation nodes.
         :param Tensor folds: ``(N,)`` fold ``0..K - 1`` of each labelled node, negative for others,
             in the place of ``train`` and ``held_out``. ``scores`` is ``(K, N, C)``: the scores of
             fold ``k`` come from a classifier that learned from the labels of all other folds.
         :param int num_steps: default 150.
         :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2, default 8.
-        :param int num_folds: folds of the held-out nodes, default 1. A step is on one fold, given
-            the others.
+        :param int num_folds: folds of the held-out nodes, default 1; a step is on one of them.
         :param int max_held_out: most held-out nodes, default 5,000; folds and updates use all.
         :param float lr: Adam's, positive, default .1.
-        :param int refit_steps: of LBFGS, for the parts of the held-out labels that :meth:`summary`
-            and the share need, default 20.
+        :param int refit_steps: of LBFGS, for :meth:`summary` and the share, default 20.
         :param progress: wraps the range of steps, for example ``tqdm``.
         :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
             ``lr`` at which the fit diverges. The module is then unchanged.
@@ -268,10 +240,8 @@ class StackedNMM(nn.Module):
         if folds is not None:
             if train is not None or held_out is not None:
                 raise ValueError("folds says which labels are held out: leave out train, held_out")
-            copies = [
-                (self._read(hood, scores_of_fold, y, known, edge_weight), out)
-                for scores_of_fold, known, out in scores_of_folds(hood, scores, folds)
-            ]
+            parts = scores_of_folds(hood, scores, folds)
+            copies = [(self._read(hood, s, y, known, edge_weight), out) for s, known, out in parts]
             return self._fit(copies, options)
         if train is None or held_out is None:
             raise ValueError("train and held_out are needed, or scores (K, N, C) and their folds")
@@ -286,9 +256,8 @@ class StackedNMM(nn.Module):
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, new: Tensor, *,
         edge_weight: Tensor | None = None,
         options: FitOptions = FitOptions(num_steps=100, num_folds=5),
-    ) -> StackedNMM:  # fmt: skip
-        """
-        Refit the parameters, from their present values, to all labels known by now. Each fold of
+    ) -> "StackedNMM":  # fmt: skip
+        """Refit the parameters, from their present values, to all labels known by now. Each fold of
         them is held out in turn, given the others, which :meth:`posterior` takes as ``new``.
 
         :param Tensor new: mask ``(N,)`` or ids of *all* nodes whose labels are known and from
@@ -296,17 +265,16 @@ class StackedNMM(nn.Module):
         :param options: of :meth:`fit`, by default ``num_folds=5`` and ``num_steps=100``.
         """
         train, new = disjoint_masks(hood, train=train, new=new)
-        data = self._read(hood, scores, y, train, edge_weight, new)
+        data = self._read(hood, scores, y, train, edge_weight, new=new)
         return self._fit([(data, new)], options, afresh=False)
 
     def _fit(
         self, copies: Sequence[tuple[GraphScores, Tensor]], options: FitOptions, afresh: bool = True
-    ) -> StackedNMM:
+    ) -> "StackedNMM":
         """Fit to a graph's held-out nodes, or copies. An error leaves the module as it was."""
         copies = [(replace(data, scores=data.scores.detach()), out) for data, out in copies]
         scores, y = (torch.cat([getattr(d, name) for d, _ in copies]) for name in ("scores", "y"))
-        warn_of_probabilities(scores)
-        warn_of_one_way(copies[0][0].hood)
+        warn_user(scores, copies[0][0].hood)
         temperature = bounded_temperature(scores, y, torch.cat([out for _, out in copies]))
         agree = agreement(copies[0][0])
         priors = Priors.of(self.declared, self.prior, temperature, agree)
@@ -333,9 +301,8 @@ class StackedNMM(nn.Module):
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
         known: Tensor | None = None, edge_weight: Tensor | None = None,
     ) -> NeighborMixture:  # fmt: skip
-        """
-        The fitted distribution of all labels, with a pool given the known ones: a known node keeps
-        its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
+        """The fitted distribution of all labels, with a pool given the known ones: a known node
+        keeps its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
         :raises ValueError: also before :meth:`fit`, ``load_state_dict`` or an optimiser's step.
         """
         return self._mixtures(self._read(hood, scores, y, known, edge_weight))[0]
@@ -343,10 +310,8 @@ class StackedNMM(nn.Module):
     def check_fitted(self) -> None:
         """Refuse parameters that are all as they were made."""
         if Priors.of(self.declared, self.prior).at_start(self.formula.values):
-            raise ValueError(
-                "stacked has the parameters that it was made with: call fit(...) or "
-                "load_state_dict(...) first"
-            )
+            cure = "call fit(...) or load_state_dict(...) first"
+            raise ValueError(f"stacked has the parameters that it was made with: {cure}")
 
     @torch.no_grad()
     def posterior(
@@ -354,13 +319,11 @@ class StackedNMM(nn.Module):
         num_samples: int | None = 64, num_draws: int = NUM_DRAWS, *, new: Tensor | None = None,
         edge_weight: Tensor | None = None, beside: Tensor | None = None,
     ) -> Posterior:  # fmt: skip
-        """
-        The distribution of all labels given the known ones, averaged over draws of the parameters
-        around the fit: a few hundred held-out labels leave them uncertain, and intervals of counts
-        would be too narrow without the draws. ``known`` may select no node.
+        """The distribution of all labels given the known ones, averaged over draws of the
+        parameters around the fit: a few hundred held-out labels leave them uncertain, and intervals
+        of counts would be too narrow without the draws. ``known`` may select no node.
 
-        :param int num_samples: see :meth:`~pyro_nmm.NeighborMixture.condition`; shared among the
-            draws, which cost as much as a posterior each.
+        :param int num_samples: of :meth:`~pyro_nmm.NeighborMixture.condition`, for all draws.
         :param int num_draws: at most 16. 0 takes the fitted parameters.
         :param Tensor new: ``(N,)`` boolean mask of known labels from which the classifier did not
             learn, none of them in ``known``. After :meth:`update` they belong to :math:`P` too.
@@ -375,7 +338,7 @@ class StackedNMM(nn.Module):
             raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
         if self.pool is None and beside is not None:
             raise ValueError("beside needs a pool: with pool=False the NMM has no share")
-        data = self._read(hood, scores, y, known, edge_weight, new)
+        data = self._read(hood, scores, y, known, edge_weight, new=new)
         data, observed = data.with_beside(beside), data.known
         if not self.updated:
             data = replace(data, known=data.certain)
@@ -399,8 +362,7 @@ class StackedNMM(nn.Module):
         return list(formula.mixtures(data, parameters))
 
     def summary(self) -> str:
-        """
-        NLL of held-out labels by classifier, temperature scaling, pool and NMM, the last three
+        """NLL of held-out labels by classifier, temperature scaling, pool and NMM, the last three
         fitted to other held-out labels, of which 2,000 are enough; with folds the share of the NMM.
 
         :raises ValueError: without a fit, after an update, with ``pool=False``, or of one label.
@@ -422,10 +384,9 @@ def marginals_in_blocks(
     stacked: StackedNMM, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, *,
     edge_weight: Tensor | None = None,
     progress: Callable[[list[slice]], Iterable[slice]] = iter,
-) -> Iterator[tuple[slice, Tensor]]:  # fmt: skip
-    r"""
-    Marginals of ``stacked.posterior(..., num_draws=0)``, one block of nodes after the other, for
-    graphs whose edges fit into memory once but not several times. ``scores`` and the arrays of
+) -> Blocks:  # fmt: skip
+    r"""Marginals of ``stacked.posterior(..., num_draws=0)``, one block of nodes after the other,
+    for graphs whose edges fit into memory once but not several times. ``scores`` and the arrays of
     ``hood`` may be memory-mapped files, and the blocks may be written to one.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
@@ -460,9 +421,7 @@ def marginals_in_blocks(
 
 
 @torch.no_grad()
-def _blocks(
-    formula: Formula, data: GraphScores, probs: Tensor, progress: Callable
-) -> Iterator[tuple[slice, Tensor]]:
+def _blocks(formula: Formula, data: GraphScores, probs: Tensor, progress: Callable) -> Blocks:
     hood, num_classes, share = data.hood, probs.shape[1], formula.share
     alpha, probs = formula.concentrations(hood, probs)
     for rows in progress(list(row_blocks(hood.ptr, num_classes))):

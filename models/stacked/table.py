@@ -3,8 +3,6 @@
 
 """A classifier's scores, known labels and edge weights on a graph, checked once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -40,11 +38,8 @@ class GraphScores:
     def of(
         cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, weight: Any = None,
         num_classes: int | None = None, new: Any = None,
-    ) -> GraphScores:  # fmt: skip
-        """
-        Of tensors or arrays, as users have them. Without ``y`` no label is known, which a pool of
-        ``num_classes`` refuses.
-        """
+    ) -> "GraphScores":  # fmt: skip
+        """Of tensors or arrays. Without ``y`` no label is known, which a pool refuses."""
         if num_classes and (y is None or known is None):
             raise ValueError(
                 "y and known are needed: the labels that are known, and where, are a part of what "
@@ -79,7 +74,7 @@ class GraphScores:
         """``(N,)`` mask of labels that are known and no evidence: the pool alone has them."""
         return self.known if self.new is None else self.known & ~self.new
 
-    def with_beside(self, beside: Any) -> GraphScores:
+    def with_beside(self, beside: Any) -> "GraphScores":
         """The same, with label probabilities beside the NMM."""
         if beside is None:
             return self
@@ -106,9 +101,7 @@ def _as_scores(hood: Neighborhood, scores: Any, num_classes: int | None) -> Tens
     return in_single(scores)
 
 
-def scores_of_folds(
-    hood: Neighborhood, scores: Any, folds: Any
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def scores_of_folds(hood: Neighborhood, scores: Any, folds: Any) -> Iterator[tuple[Tensor, ...]]:
     """Scores ``(N, C)`` of each fold, mask of the labelled nodes, mask of the fold's nodes."""
     check_hood(hood)
     scores, folds = as_tensor("scores", scores, hood.device), as_tensor("folds", folds, hood.device)
@@ -124,13 +117,23 @@ def scores_of_folds(
         yield scores_of_fold, folds >= 0, folds == fold
 
 
-def warn_of_probabilities(scores: Tensor) -> None:
+def warn_user(scores: Tensor, hood: Neighborhood) -> None:
+    """Warn of probabilities, and of a graph of which nodes read half of their neighbours."""
     if (scores >= 0).all() and ((scores.sum(-1) - 1).abs() < 1e-3).all():
         warnings.warn(
             "scores look like probabilities: each row sums to one. Give logits, "
             "for example scores.clamp(min=1e-6).log()",
             stacklevel=USER,
         )
+    edges = (hood.source != hood.target).nonzero()[:, 0]
+    if hood.bipartite or not len(edges):
+        return
+    # If none of a thousand edges has its reverse.
+    some = edges[:: -(-len(edges) // 1000)]
+    source, target = hood.source[some], hood.target[some]
+    if (edges_between(hood, target, source) < 0).all():
+        cure = "if edges have no direction, pass torch_geometric.utils.to_undirected(edge_index)"
+        warnings.warn(f"hood has each edge in one direction only: {cure}", stacklevel=USER)
 
 
 def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
@@ -152,18 +155,14 @@ def _check_weights(edge_weight: Tensor, number: int, note: str) -> None:
     expect("edge_weight", edge_weight, (number,), note=note)
     good = edge_weight.is_floating_point() and edge_weight.isfinite().all()
     if not good or not (edge_weight > 0).all():
-        raise ValueError(
-            "edge_weight must be finite positive floating-point numbers: leave out the edges "
-            "whose weight is zero"
-        )
+        cure = "leave out the edges whose weight is zero"
+        raise ValueError(f"edge_weight must be finite positive floating-point numbers: {cure}")
 
 
 def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tensor:
-    r"""
-    Edge weights in the order of ``hood``, as :class:`~pyro_nmm.models.StackedNMM` takes them.
-    Weights of an edge that is listed twice are added. A self-loop without a weight gets the mean
-    of the weights into its node, or 1 if there are none, so the unit of the weights does not
-    matter. An edge from a community gets 1.
+    r"""Edge weights in the order of ``hood``, as :class:`~pyro_nmm.models.StackedNMM` takes them.
+    Weights of an edge that is listed twice are added. A self-loop without a weight gets the mean of
+    the weights into its node, or 1 if there are none. An edge from a community gets 1.
 
     >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     >>> hood = Neighborhood(edge_index, num_nodes=3)
@@ -171,8 +170,7 @@ def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tenso
     tensor([4., 4., 4., 3., 2., 2., 2.])
 
     :param Neighborhood hood: all rows.
-    :param Tensor edge_index: ``(2, E)`` the edges that ``hood`` is made of, also as an array or a
-        nested list.
+    :param Tensor edge_index: ``(2, E)`` the edges that ``hood`` is made of, also as an array.
     :param Tensor edge_weight: ``(E,)`` positive numbers, likewise.
     :return: ``(num_edges,)``. Cost: :math:`O(E \log E)`.
     :raises ValueError: for other shapes or numbers, and if the two are not the same edges.
@@ -186,22 +184,8 @@ def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tenso
     weight = edge_weight.new_zeros(hood.num_edges).index_add(0, place.clamp(min=0), edge_weight)
     weighted = weight > 0
     if (place < 0).any() or (~weighted & (hood.source < hood.num_nodes) & ~loop).any():
-        raise ValueError(
-            "edge_index and hood must be of the same edges: give the edge_index that hood is of"
-        )
+        raise ValueError("edge_index and hood must be of the same edges: give that of hood")
     number = hood.sum(weighted.to(weight))
     mean = hood.sum(weight) / number.clamp(min=1)
     fill = mean.where(number > 0, 1.0).index_select(0, hood.row)
     return weight.where(weighted, fill.where(loop, 1.0))
-
-
-def warn_of_one_way(hood: Neighborhood) -> None:
-    """If none of a thousand edges has its reverse, nodes read half of their neighbours."""
-    edges = (hood.source != hood.target).nonzero()[:, 0]
-    if hood.bipartite or not len(edges):
-        return
-    some = edges[:: -(-len(edges) // 1000)]
-    source, target = hood.source[some], hood.target[some]
-    if (edges_between(hood, target, source) < 0).all():
-        cure = "if edges have no direction, pass torch_geometric.utils.to_undirected(edge_index)"
-        warnings.warn(f"hood has each edge in one direction only: {cure}", stacklevel=USER)

@@ -3,8 +3,6 @@
 
 """A scikit-learn classifier that shares labels between neighbouring rows of a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
@@ -18,15 +16,9 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.neighbors import KNeighborsTransformer
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils import _safe_indexing, check_random_state, get_tags
+from sklearn.utils import _safe_indexing, check_array, check_random_state, column_or_1d, get_tags
 from sklearn.utils.multiclass import type_of_target
-from sklearn.utils.validation import (
-    _num_samples,
-    check_array,
-    check_is_fitted,
-    column_or_1d,
-    validate_data,
-)
+from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph, to_undirected
@@ -56,10 +48,9 @@ TABLES = {
 
 
 class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
-    r"""
-    Any scikit-learn classifier with a :class:`~pyro_nmm.models.StackedNMM` on top, on a graph of
-    nearest neighbours of the rows. It learns from a few labelled rows and any number of unlabelled
-    ones, and its probabilities are calibrated without held-out labels.
+    r"""Any scikit-learn classifier with a :class:`~pyro_nmm.models.StackedNMM` on top, on a graph
+    of nearest neighbours of the rows. It learns from a few labelled rows and any number of
+    unlabelled ones, and its probabilities are calibrated without held-out labels.
 
     The classifier is fitted once to all labels and once without each of ``cv`` folds of them. The
     parameters of the NMM are fitted to labels that the classifier has not seen, as is the share of
@@ -83,10 +74,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
     :param str metric: distance of the neighbours, any of scikit-learn's ``NearestNeighbors``.
     :param neighbors: a transformer like ``KNeighborsTransformer``, or a pipeline that ends in one,
         in the place of ``n_neighbors`` and ``metric``: for columns of several kinds, or approximate
-        neighbours of a million rows. Default: exact neighbours, for Euclidean distance of rows that
-        ``StandardScaler`` has scaled.
-    :param float clip: least probability of a label under the classifier, because a forest's zero
-        has no logarithm.
+        neighbours of a million rows. Default: exact, of scaled rows if the metric is Euclidean.
+    :param float clip: least probability of a label: a forest's zero has no logarithm.
     :param random_state: of folds and fit: an integer, a ``RandomState``, or None for new draws.
     :ivar classes_: ``(C,)`` labels in order.
     :ivar transduction_: ``(n,)`` the label of every row of the fit.
@@ -111,18 +100,16 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         self.random_state = random_state
 
     @with_gradients
-    def fit(self, X: Any, y: Any, graph: Any = None) -> NeighborMixtureClassifier:
-        """
-        Fit the classifier and the NMM on top of it.
+    def fit(self, X: Any, y: Any, graph: Any = None) -> "NeighborMixtureClassifier":
+        """Fit the classifier and the NMM on top of it.
 
         :param X: ``(n, features)`` rows, an array, a sparse matrix or a data frame. With
             ``neighbors`` or ``graph`` also what the pipelines read, such as a list of texts.
         :param y: ``(n,)`` labels of one type; -1, NaN, None or masked for rows without a label.
         :param graph: in the place of nearest neighbours, edges between rows: ``(2, E)`` pairs
             (source, target), or a sparse ``(n, n)`` matrix, each of whose stored entries is an edge
-            in both directions, whatever its value, zeros too. Also PyG's ``Data``, a NetworkX graph
-            of the nodes ``0..n - 1``, or a data frame with the columns ``source`` and ``target``.
-            New rows can then not be predicted.
+            in both directions, zeros too. Also PyG's ``Data``, a NetworkX graph of ``0..n - 1``, or
+            a data frame of ``source`` and ``target``. New rows can then not be predicted.
         :raises ValueError: for rows, labels or options that do not fit.
 
         Cost: ``cv + 1`` fits of the classifier, nearest neighbours, and time linear in the edges.
@@ -130,9 +117,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         check_integers(2, cv=self.cv)
         check_integers(1, n_neighbors=self.n_neighbors)
         if self.neighbors is not None and (self.n_neighbors, self.metric) != (10, "euclidean"):
-            raise ValueError(
-                "n_neighbors and metric have no effect beside neighbors: set them there"
-            )
+            raise ValueError("n_neighbors, metric have no effect beside neighbors: set them there")
         if not 0 < self.clip < 1:
             raise ValueError(f"clip must lie between 0 and 1, got {self.clip}")
         X = self._checked(X, True, graph is not None or self.neighbors is not None)
@@ -150,9 +135,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         whole, *scores = (self._log_probs(fitted, X) for fitted in (self.estimator_, *parts))
         held_out = torch.stack(scores)[folds[rows], rows], labels[rows]
         self._temperatures = _temperature_posterior(*held_out)
-        self._fold_temperatures = [
-            bounded_temperature(*held_out, folds[rows] == fold) for fold in range(number)
-        ]
+        outs = (folds[rows] == fold for fold in range(number))
+        self._fold_temperatures = [bounded_temperature(*held_out, out) for out in outs]
         seed = self.random_state
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(2**31)
@@ -162,17 +146,15 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             self.stacked_.fit(self.hood_, copies, labels, folds=folds, **self._fit_options)
             pooled, self._beside = self._pooled(whole, *scores)
             self._fitted = pooled, labels, known
-            posterior = self.stacked_.posterior(
-                self.hood_, *self._fitted, num_draws=0, beside=self._beside
-            )
+            options: Any = {"num_draws": 0, "beside": self._beside}
+            posterior = self.stacked_.posterior(self.hood_, *self._fitted, **options)
         self.label_distributions_ = posterior.marginals().numpy()
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """
-        Label probabilities ``(m, C)`` of new rows, each a node that takes its label from itself or
-        one of its nearest fitted rows. Rows of :meth:`fit` are in ``label_distributions_``.
+        """Label probabilities ``(m, C)`` of new rows, each a node that takes its label from itself
+        or one of its nearest fitted rows. Rows of :meth:`fit` are in ``label_distributions_``.
 
         Cost: ``cv + 1`` predictions of the classifier, and a pass over the graph of :meth:`fit`.
         """
@@ -217,10 +199,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return accuracy_score(y[known].tolist(), self.predict(X)[known], sample_weight=weight)
 
     def summary(self) -> str:
-        """
-        How often neighbours with labels agree, the NLL of the held-out labels by candidate, and
-        the share of the NMM beside temperature scaling.
-        """
+        """How often labelled neighbours agree, held-out NLL by candidate, and the NMM's share."""
         check_is_fitted(self, "stacked_")
         _, labels, known = self._fitted
         edges = torch.stack([self.hood_.source, self.hood_.target])
@@ -230,10 +209,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         if edges.numel():
             line = f"neighbours agree in {homophily(edges, labels):.0%} of {edges.shape[1] // 2} "
             line += f"pairs with labels ({chance:.0%} by chance)"
-        return (
-            f"{len(known)} rows, {int(known.sum())} labels of {len(self.classes_)} classes\n"
-            f"{line}\n{self.stacked_.summary()}"
-        )
+        sizes = f"{len(known)} rows, {int(known.sum())} labels of {len(self.classes_)} classes"
+        return f"{sizes}\n{line}\n{self.stacked_.summary()}"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -313,9 +290,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return torch.from_numpy(probs).clamp(min=self.clip).log().float()
 
     def _pooled(self, whole: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
-        """
-        Scores of some rows for the NMM: half the whole fit's probabilities, half the folds' mean.
-        And the probabilities beside it: half these, half the mean of folds calibrated one by one.
+        """Scores for the NMM, half of the whole fit and half the folds' mean; and probabilities
+        beside it: half these, half the mean of folds that are calibrated one by one.
         """
         mean, by_fold = torch.zeros_like(whole), torch.zeros_like(whole)
         for part, temperature in zip(parts, self._fold_temperatures, strict=True):

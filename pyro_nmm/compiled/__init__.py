@@ -7,14 +7,6 @@ from pyro_nmm.compiled.entries import credits, draw, evaluate, gradient, sweep
 from pyro_nmm.compiled.loops import entropy_and_gradient, find, gaussian_sums, predict, ranks
 
 __all__ = [
-    "credits",
-    "draw",
-    "entropy_and_gradient",
-    "evaluate",
-    "find",
-    "gaussian_sums",
-    "gradient",
-    "predict",
-    "ranks",
-    "sweep",
-]
+    "credits", "draw", "entropy_and_gradient", "evaluate", "find", "gaussian_sums", "gradient",
+    "predict", "ranks", "sweep",
+]  # fmt: skip

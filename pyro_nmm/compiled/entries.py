@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-The loops over entries, see `pyro_nmm.ops.entries`: draws, densities, credits and Gibbs sweeps.
+"""The loops over entries, see `pyro_nmm.ops.entries`: draws, densities, credits and Gibbs sweeps.
 
 ``table[j]`` counts the choices of source ``j``, in one column per label and one for all of them.
 """

@@ -9,19 +9,7 @@ from pyro_nmm.datasets.links import LinkSplit, link_graph, link_split, published
 from pyro_nmm.datasets.nodes import digits, inner_edges, planetoid, random_split, select_split
 
 __all__ = [
-    "LinkSplit",
-    "digits",
-    "image_folder",
-    "inner_edges",
-    "letters",
-    "link_graph",
-    "link_split",
-    "photographs",
-    "planetoid",
-    "published_split",
-    "random_patches",
-    "random_split",
-    "seed_batch",
-    "select_split",
-    "with_in_degree",
-]
+    "LinkSplit", "digits", "image_folder", "inner_edges", "letters", "link_graph", "link_split",
+    "photographs", "planetoid", "published_split", "random_patches", "random_split", "seed_batch",
+    "select_split", "with_in_degree",
+]  # fmt: skip

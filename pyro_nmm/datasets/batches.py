@@ -19,9 +19,8 @@ IN_DEGREE = "in_degree"
 
 
 def with_in_degree(data: Data) -> Data:
-    r"""
-    A copy of the data with ``in_degree``, ``(N,)``: the number of distinct neighbours of a node, in
-    the whole graph. :class:`~pyro_nmm.guides.SeedLoss` compares it with a batch.
+    r"""A copy of the data with ``in_degree``, ``(N,)``: the number of distinct neighbours of a
+    node, in the whole graph. :class:`~pyro_nmm.guides.SeedLoss` compares it with a batch.
 
     >>> data = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]]), num_nodes=3)
     >>> with_in_degree(data).in_degree
@@ -34,9 +33,7 @@ def with_in_degree(data: Data) -> Data:
 
 
 def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | None = None) -> Data:
-    r"""
-    The seed nodes and all nodes within ``num_hops`` edges of them, as from PyG's ``NeighborLoader``
-    with ``num_neighbors=[-1] * num_hops``:
+    r"""The seed nodes and all nodes within ``num_hops`` edges of them, as PyG's ``NeighborLoader``:
 
     .. math::
 
@@ -44,8 +41,7 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | No
 
     with all edges into :math:`B_{H-1}`. A network of ``L`` layers needs ``num_hops = L + 1``. With
     ``num_neighbors`` the first hop is whole, because an NMM needs all of :math:`n(i)` of the seeds.
-    Each later hop draws edges into the nodes that are new, as PyG does with
-    ``[-1, num_neighbors, ...]``.
+    Later hops draw edges into new nodes, as PyG does with ``[-1, num_neighbors, ...]``.
 
     >>> chain = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
     >>> data = Data(x=torch.arange(5.0)[:, None], edge_index=chain, y=torch.arange(5))
@@ -55,11 +51,9 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | No
             [2, 0]]), 1)
 
     :param Tensor seeds: ``(S,)`` distinct node ids.
-    :param int num_neighbors: the most edges into each node that is no seed, drawn uniformly without
-        replacement by torch's generator. Default: all.
+    :param int num_neighbors: the most edges into a node that is no seed, by torch, default all.
     :return: the batch, whose first nodes are the seeds. ``batch_size`` is ``S``, ``n_id`` and
-        ``e_id`` hold ids in ``data``. Cost: :math:`O(H (N + E))` of the whole graph, and a sort of
-        the edges into nodes whose edges are drawn.
+        ``e_id`` hold ids in ``data``. Cost: :math:`O(H (N + E))`, and a sort of drawn edges.
     """
     edge_index, size = entry(data, "edge_index"), data.num_nodes
     check_edges("data.edge_index", edge_index)

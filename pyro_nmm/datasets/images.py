@@ -16,8 +16,7 @@ from pyro_nmm.datasets.entries import extra, reading
 
 
 def photographs() -> dict[str, Tensor]:
-    """
-    The two sample photographs of scikit-learn.
+    """The two sample photographs of scikit-learn.
 
     >>> {name: tuple(image.shape) for name, image in photographs().items()}
     {'china': (3, 427, 640), 'flower': (3, 427, 640)}
@@ -30,8 +29,7 @@ def photographs() -> dict[str, Tensor]:
 
 
 def image_folder(path: str | Path) -> dict[str, Tensor]:
-    """
-    All ``.png`` and ``.jpg`` images of a folder, by their names, sorted.
+    """All ``.png`` and ``.jpg`` images of a folder, by their names, sorted.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -41,8 +39,7 @@ def image_folder(path: str | Path) -> dict[str, Tensor]:
     {'sky.png': (3, 4, 6)}
     """
     image_module = extra("PIL.Image", "image folders")
-    endings = (".png", ".jpg", ".jpeg")
-    files = sorted(f for f in Path(path).glob("*") if f.suffix.lower() in endings)
+    files = sorted(f for f in Path(path).glob("*") if f.suffix.lower() in (".png", ".jpg", ".jpeg"))
     if not files:
         raise FileNotFoundError(f"path: {path} has no .png or .jpg files")
     images = {}
@@ -56,8 +53,7 @@ def image_folder(path: str | Path) -> dict[str, Tensor]:
 
 
 def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Tensor:
-    """
-    ``(number, channels, size, size)``: patches of random images ``(channels, H, W)`` at random
+    """``(number, channels, size, size)``: patches of random images ``(channels, H, W)`` at random
     places, randomly turned by quarters and mirrored.
 
     >>> random_patches([torch.zeros(3, 40, 50, dtype=torch.long)], number=4).shape
@@ -81,8 +77,7 @@ def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Ten
 
 
 def letters(text: str, height: int, width: int, margin: float = 0.12) -> Tensor:
-    """
-    ``(height, width)``: 1 on a text, as large as fits, and -1 around it, in matplotlib's font.
+    """``(height, width)``: 1 on a text, as large as fits, and -1 around it, in matplotlib's font.
 
     >>> letters("NMM", 10, 30).shape
     torch.Size([10, 30])

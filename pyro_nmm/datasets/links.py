@@ -3,8 +3,6 @@
 
 """Data sets and splits for link prediction."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,25 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.index import index2ptr
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
 
-from pyro_nmm.arguments import (
-    as_edge_index,
-    as_expected,
-    check_finite,
-    check_range,
-)
+from pyro_nmm.arguments import as_edge_index, as_expected, check_finite, check_range
 from pyro_nmm.datasets.entries import extra, reading, seeded
 from pyro_nmm.datasets.nodes import PLANETOID, planetoid
-from pyro_nmm.sparse import identity, sparse_csr
+from pyro_nmm.sparse import csr_of_entries, identity
 
 
 class LinkSplit(NamedTuple):
-    """
-    Edges ``(2, num_edges)`` to train on, in both directions, and held-out pairs ``(2, P)`` in one
-    direction: with an edge, and as many without.
+    """Edges ``(2, num_edges)`` to train on, in both directions, and held-out pairs ``(2, P)`` in
+    one direction: with an edge, and as many without.
 
     >>> LinkSplit(torch.tensor([[0, 1], [1, 0]]), *torch.arange(8).view(4, 2, 1)).held_out
     tensor([[0, 2, 4, 6],
@@ -43,7 +34,7 @@ class LinkSplit(NamedTuple):
     test: Tensor  #: ``(2, P)`` held-out edges
     test_false: Tensor  #: ``(2, P)`` pairs without an edge
 
-    def to(self, device) -> LinkSplit:
+    def to(self, device) -> "LinkSplit":
         """All parts on another device."""
         return LinkSplit(*(pairs.to(device) for pairs in self))
 
@@ -56,9 +47,8 @@ class LinkSplit(NamedTuple):
 def link_split(
     edge_index: Tensor, num_nodes: int, seed: int, val: float = 0.05, test: float = 0.1
 ) -> LinkSplit:
-    """
-    A random split of an undirected graph's edges by PyG's ``RandomLinkSplit``, with as many pairs
-    without an edge, on the CPU. Self-loops and duplicates are dropped.
+    """A random split of an undirected graph's edges by PyG's ``RandomLinkSplit``, with as many
+    pairs without an edge, on the CPU. Self-loops and duplicates are dropped.
 
     >>> split = link_split(torch.tensor([range(20), range(1, 21)]), num_nodes=21, seed=0)
     >>> split.train.shape, split.val.shape, split.test_false.shape
@@ -113,8 +103,7 @@ def published_split(path: str | Path, num_nodes: int) -> LinkSplit:
 
 
 def link_graph(name: str, root: str | Path | None = None) -> Data:
-    """
-    A graph without labels: ``edge_index`` and binary features ``x`` in ``torch.sparse_csr``, the
+    """A graph without labels: ``edge_index`` and binary features ``x`` in ``torch.sparse_csr``, the
     identity if the graph has none (then set a model's ``num_features`` to 0).
 
     :param str name: as for :func:`planetoid`; or ``"nips12"`` (co-authors at NIPS 0 to 12) or
@@ -123,8 +112,7 @@ def link_graph(name: str, root: str | Path | None = None) -> Data:
     if name in PLANETOID:
         data = planetoid(name, root)
         rows, columns = (data.x.to_dense() > 0).nonzero(as_tuple=True)
-        pointers = index2ptr(rows, data.num_nodes)
-        x = sparse_csr(pointers, columns, torch.ones(len(rows)), tuple(data.x.shape))
+        x = csr_of_entries(rows, columns, torch.ones(len(rows)), tuple(data.x.shape))
         return Data(x=x, edge_index=remove_self_loops(data.edge_index)[0],
                     num_nodes=data.num_nodes, has_features=True)  # fmt: skip
     files = {"nips12": ("nips12/nips12.mat", "B"), "yeast": ("yeast/yeast.mat", "Problem")}

@@ -41,9 +41,8 @@ class WholeFiles(Planetoid):
 
 
 def planetoid(name: str, root: str | Path | None = None) -> Data:
-    """
-    ``"cora"``, ``"citeseer"`` or ``"pubmed"`` with the public split, by PyG. Rows of features sum
-    to one; bags of words come in ``torch.sparse_csr``.
+    """``"cora"``, ``"citeseer"`` or ``"pubmed"`` with the public split, by PyG. Rows of features
+    sum to one; bags of words come in ``torch.sparse_csr``.
 
     :param root: folder that holds ``Cora/raw`` and the like; default ``~/.cache/pyro-nmm``. Missing
         files are downloaded. PyG unpickles the files of this folder, which can run any code: use
@@ -71,23 +70,20 @@ def planetoid(name: str, root: str | Path | None = None) -> Data:
 
 
 def digits(num_neighbors: int = 8) -> Data:
-    """
-    scikit-learn's images of digits, ``(N, 64)`` in [0, 1], and the graph of nearest neighbours.
+    """scikit-learn's images of digits, ``(N, 64)`` in [0, 1], and the graph of nearest neighbours.
 
     >>> digits()
     Data(x=[1797, 64], edge_index=[2, 19854], y=[1797])
     """
     images = extra("sklearn.datasets", "digits").load_digits()
-    neighbors = extra("sklearn.neighbors", "digits")
-    graph = neighbors.kneighbors_graph(images.data, num_neighbors)
+    graph = extra("sklearn.neighbors", "digits").kneighbors_graph(images.data, num_neighbors)
     edge_index = to_undirected(from_scipy_sparse_matrix(graph)[0])
     x = torch.tensor(images.data, dtype=torch.float) / 16
     return Data(x=x, edge_index=edge_index, y=torch.tensor(images.target))
 
 
 def random_split(data: Data, train: float, val: float, test: float, seed: int) -> Data:
-    """
-    A copy of ``data`` with random masks of these shares. For one seed, ``train`` does not change
+    """A copy of ``data`` with random masks of these shares. For one seed, ``train`` does not change
     the test and the validation nodes, and smaller training sets are parts of larger ones.
 
     >>> data = Data(y=torch.zeros(10), num_nodes=10)
@@ -111,8 +107,7 @@ def random_split(data: Data, train: float, val: float, test: float, seed: int) -
 
 
 def select_split(data: Data, split: int = 0) -> Data:
-    """
-    A copy of ``data`` with masks ``(N,)``, from PyG's masks ``(N,)`` or ``(N, splits)``.
+    """A copy of ``data`` with masks ``(N,)``, from PyG's masks ``(N,)`` or ``(N, splits)``.
 
     >>> four = torch.eye(4, dtype=torch.bool)
     >>> data = Data(train_mask=four, val_mask=four, test_mask=four)
@@ -132,8 +127,7 @@ def select_split(data: Data, split: int = 0) -> Data:
 
 
 def inner_edges(edge_index: Tensor, mask: Tensor) -> Tensor:
-    """
-    ``(2, P)``: the pairs of adjacent nodes of ``mask``, each once, without self-loops.
+    """``(2, P)``: the pairs of adjacent nodes of ``mask``, each once, without self-loops.
 
     >>> edge_index = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 3, 3]])
     >>> inner_edges(edge_index, torch.tensor([True, True, True, False]))

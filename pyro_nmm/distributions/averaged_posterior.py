@@ -3,8 +3,6 @@
 
 """Posteriors under several draws of the parameters, averaged."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -19,8 +17,7 @@ from pyro_nmm.neighborhood import Neighborhood
 
 
 class AveragedPosterior(Posterior):
-    r"""
-    Posteriors of one graph's labels under draws :math:`\theta_b` of the parameters, averaged.
+    r"""Posteriors of one graph's labels under draws :math:`\theta_b` of the parameters, averaged.
 
     .. math::
 
@@ -54,10 +51,8 @@ class AveragedPosterior(Posterior):
         super().__init__(*parts, is_exact=False, weighted=False)
         sizes = [(p.hood.num_nodes, p.hood.num_edges, p.num_classes) for p in self.members]
         if other := [size for size in sizes if size != sizes[0]]:
-            raise ValueError(
-                f"members must be of one graph and one set of labels, got (nodes, edges, labels) "
-                f"{sizes[0]} and {other[0]}"
-            )
+            got = f"(nodes, edges, labels) {sizes[0]} and {other[0]}"
+            raise ValueError(f"members must be of one graph and one set of labels, got {got}")
         for member in self.members:
             pairs = (member.observed, first.observed), (member.labels, first.labels)
             if member.components.latent or not all(torch.equal(*pair) for pair in pairs):
@@ -66,7 +61,7 @@ class AveragedPosterior(Posterior):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_members={len(self.members)}, {self.members[0]})"
 
-    def condition(self, *args, **options) -> AveragedPosterior:
+    def condition(self, *args, **options) -> "AveragedPosterior":
         """Every member given more labels: :meth:`Posterior.condition`, with its arguments."""
         return AveragedPosterior([member.condition(*args, **options) for member in self.members])
 
@@ -91,8 +86,7 @@ class AveragedPosterior(Posterior):
         """Of the members' average, a path each: :meth:`Posterior.path_likelihood`."""
         parts = [member.path_likelihood(*args, **options) for member in self.members]
         values, errors = map(torch.stack, zip(*parts, strict=True))
-        error = (values.softmax(0) * errors).norm(dim=0)
-        return PathEstimate(_log_mean([*values]), error)
+        return PathEstimate(_log_mean([*values]), (values.softmax(0) * errors).norm(dim=0))
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:
@@ -106,19 +100,11 @@ class AveragedPosterior(Posterior):
                 value[draws] = member.sample((len(draws),), nodes)
         return value.view(*shape, len(nodes))
 
-    def predict(
-        self, nodes: Tensor | None = None, method: str = "marginal", generator=None
-    ) -> Tensor:
-        """
-        Predicted labels by ``"marginal"`` or ``"joint"``, see :meth:`Posterior.predict`.
-
-        :raises ValueError: for ``"sequential"``, which continues the components of one member.
-        """
+    def predict(self, nodes: Tensor | None = None, method="marginal", generator=None) -> Tensor:
+        """:meth:`Posterior.predict`, but ``"sequential"``, which continues one member alone."""
         if method == "sequential":
-            raise ValueError(
-                "method='sequential' needs one draw of the parameters: take posterior.members[0], "
-                "or ask for the fitted parameters, num_draws=0"
-            )
+            cure = "take posterior.members[0], or ask for the fitted parameters, num_draws=0"
+            raise ValueError(f"method='sequential' needs one draw of the parameters: {cure}")
         return super().predict(nodes, method, generator)
 
 

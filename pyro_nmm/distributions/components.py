@@ -3,8 +3,6 @@
 
 """Weighted choices and labels of observed nodes, which a posterior is a mixture of."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -19,8 +17,7 @@ from pyro_nmm.ops.stages import stages_of
 
 
 class Components:
-    r"""
-    ``T`` weighted choices of the observed nodes.
+    r"""``T`` weighted choices of the observed nodes.
 
     :param Tensor alpha: ``(N, C)`` concentrations of the prior.
     :param Tensor nodes: ``(n,)`` observed node ids.
@@ -39,7 +36,7 @@ class Components:
         self.log_weights = log_weights.log_softmax(0)
 
     @classmethod
-    def prior(cls, alpha: Tensor) -> Components:
+    def prior(cls, alpha: Tensor) -> "Components":
         none = torch.empty(0, dtype=torch.long, device=alpha.device)
         return cls(alpha, none, none, none[None], alpha.new_zeros(1))
 
@@ -65,7 +62,7 @@ class Components:
         # To the right: a component of weight zero ends where it begins.
         return torch.searchsorted(sums, places, right=True).clamp(max=len(sums) - 1)
 
-    def resampled(self, size: int) -> Components:
+    def resampled(self, size: int) -> "Components":
         """So many components of equal weight, drawn by their weight."""
         some, equal = self.drawn(size), self.log_weights.new_zeros(size)
         labels, shown = (of_components(table, some) for table in (self.labels, self.shown))
@@ -96,10 +93,8 @@ class Components:
         added = torch.zeros_like(self.alpha, dtype=torch.double).flatten()
         for part in blocks(len(weights), 4 * len(self.nodes)):
             choices, weight = self.choices[part], weights[part]
-            component = torch.arange(len(weight), device=choices.device)[:, None]
-            key, place, count = (component * size + choices).unique(
-                return_inverse=True, return_counts=True
-            )
+            keys = torch.arange(len(weight), device=choices.device)[:, None] * size + choices
+            key, place, count = keys.unique(return_inverse=True, return_counts=True)
             node, part_weight = key % size, weight[key.div(size, rounding_mode="floor")]
             share = part_weight / (total[node] + count)
             chosen.index_add_(0, node, part_weight)
@@ -109,45 +104,35 @@ class Components:
         scale = (weights.sum() - chosen).clamp(min=0) / total + changed
         return added.view_as(self.alpha).addcmul_(self.alpha, scale[:, None]).to(self.alpha.dtype)
 
-    def extended(self, parameters: Parameters, nodes: Tensor, labels: Tensor) -> Components:
+    def extended(self, parameters: Parameters, nodes: Tensor, labels: Tensor) -> "Components":
         """All joint choices of these nodes and of more ``(m,)``, if components are all choices."""
-        if self.latent:
-            return self._with_choices(parameters, nodes, labels)
-        nodes, order = torch.cat([self.nodes, nodes]).sort()
-        labels = torch.cat([self.shown, labels])[order]
-        part = parameters.of_rows(parameters.hood.take(nodes))
-        if not part.channel.keeps:
-            evidence = part.channel.evidence(part.hood, labels, self.alpha)
-            components = all_latents(self.alpha, parameters.logits, part.hood, evidence)
+        every = torch.cat([self.nodes, nodes])
+        if not self.latent and not parameters.channel.keeps:
+            every, order = every.sort()
+            labels = torch.cat([self.shown, labels])[order]
+            whole = parameters.of_rows(parameters.hood.take(every))
+            evidence = whole.channel.evidence(whole.hood, labels, self.alpha)
+            components = all_latents(self.alpha, parameters.logits, whole.hood, evidence)
             components.shown = labels
             return components
-        rows, sources = compact(part.hood)
-        enumeration.check_size(rows, rows.num_rows)
-        alpha = self.alpha[sources]
-        choices, log_weights = enumeration.log_posterior(rows, alpha, part.logits, labels)
-        return Components(self.alpha, nodes, labels, sources[choices], log_weights)
-
-    def _with_choices(self, parameters: Parameters, nodes: Tensor, labels: Tensor) -> Components:
-        """Every component with all joint choices of more nodes."""
         rows, sources = compact(parameters.hood.take(nodes))
-        numbers = len(self.nodes) + len(nodes) + len(sources) * self.alpha.shape[-1]
-        number = enumeration.check_size(rows, len(self) * (len(self.nodes) + len(nodes)))
+        number = enumeration.check_size(rows, len(self) * len(every))
+        numbers = number + len(every) + len(sources) * self.alpha.shape[-1]
         edges, logits = enumeration.enumerate_choices(rows), parameters.of_rows(rows).logits
         gains = []
-        for part in blocks(len(self), number + numbers):
+        for part in blocks(len(self), numbers):
             alpha = self.concentrations(sources, part)
             gains.append(enumeration.log_joint(rows, alpha, logits, labels[None], edges)[:, 0])
         log_weights = self.log_weights[:, None] + torch.cat(gains)
         again = torch.arange(len(self), device=nodes.device).repeat_interleave(number)
         new = sources[rows.source[edges]].repeat(len(self), 1)
-        choices = torch.cat([self.choices[again], new], 1)
-        labels = torch.cat([self.labels[again], labels.expand(len(again), -1)], 1)
-        nodes = torch.cat([self.nodes, nodes])
-        return Components(self.alpha, nodes, labels, choices, log_weights.flatten())
+        choices, known = torch.cat([self.choices[again], new], 1), of_components(self.labels, again)
+        labels = torch.cat([known, labels.expand(*known.shape[:-1], -1)], -1)
+        return Components(self.alpha, every, labels, choices, log_weights.flatten())
 
     def continued(
         self, parameters: Parameters, nodes: Tensor, labels: Tensor, weighted: bool
-    ) -> Components:
+    ) -> "Components":
         """Choices of more nodes, drawn given each component; ``weighted`` by the new labels."""
         # Borrowed labels differ between components if they are latent, or if edges relabel.
         differ = self.labels.dim() == 2 or not parameters.channel.keeps
@@ -159,11 +144,11 @@ class Components:
         for part in blocks(len(self), stages.numbers + len(self.nodes)):
             earlier = self.choices[part], of_components(known, part)
             counts = stages.counts(*earlier) if len(self.nodes) else None
-            stage = stages.draw(counts, 0, len(nodes), len(earlier[0]))
-            edges = stage.numbers[:, order.argsort()]
+            numbers, terms = stages.draw(counts, 0, len(nodes), len(earlier[0]))
+            edges = numbers[:, order.argsort()]
             drawn.append(stages.choices(edges))
             borrowed += [stages.borrowed(edges)] if differ else []
-            gains += [stage.log_labels().sum(-1)] if weighted else []
+            gains += [terms().sum(-1)] if weighted else []
         shown = torch.cat([self.shown, labels.expand(*self.shown.shape[:-1], -1)], -1)
         labels = torch.cat([known, torch.cat(borrowed) if differ else labels], -1)
         log_weights = self.log_weights + torch.cat(gains) if weighted else self.log_weights

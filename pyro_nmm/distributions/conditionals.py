@@ -3,6 +3,9 @@
 
 """Choices, and latent labels, given what is observed: drawn node after node in an order."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
@@ -20,14 +23,9 @@ from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
-from pyro_nmm.graph_arguments import (
-    check_evidence,
-    check_evidence_values,
-    check_label_range,
-    check_labels,
-)
+from pyro_nmm.graph_arguments import check_evidence, check_label_range, check_labels, check_possible
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import Draw, Entries, draw_of_edges, predictive
+from pyro_nmm.ops.entries import Draw, Entries, Wide, predictive
 from pyro_nmm.ops.gibbs import run_chains
 from pyro_nmm.ops.stages import Stages
 from pyro_nmm.provenance import posterior_values, untracked
@@ -38,8 +36,7 @@ _MOST_STATES = 1024
 
 
 class OrderedConditional(InOrder):
-    r"""
-    The choices of the observed nodes given their labels, node after node in a random order:
+    r"""The choices of the observed nodes given their labels, node after node in a random order:
     :math:`q(c \mid y)`, the paper's equation (6). It has no parameter of its own.
 
     .. math::
@@ -56,8 +53,7 @@ class OrderedConditional(InOrder):
     depends on the labels of earlier nodes alone; :math:`E_q[\prod_i e^{f_i}] = p(y)` is exact.
 
     **The gradient of the bound.** :meth:`score_parts` gives Pyro's losses a control variate that
-    removes from the score of a choice the costs that it cannot have caused. Other sites that depend
-    on ``c`` stay charged to it.
+    removes from a choice's score the costs that it cannot have caused. Those of other sites stay.
 
     =====================  ================================================  =========
     ``estimator``          the choice :math:`c_i` is charged with            bias
@@ -85,26 +81,18 @@ class OrderedConditional(InOrder):
 
     :param Tensor y: ``(..., N)`` integer labels; unobserved entries are never read.
     :param Tensor observed: ``(N,)`` boolean mask of observed nodes, default all.
-    :param Tensor order: ``(n,)`` permutation of the observed node ids, which the whole batch
-        shares; default random.
+    :param Tensor order: ``(n,)`` order of the observed node ids for the batch, default random.
     :param str estimator: see the table.
     :param Tensor relabel: ``(num_edges, C)`` permutations, see :mod:`pyro_nmm.relabel`. In the
         equation :math:`y_i` is then the label that was borrowed, if over this edge.
     """
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        alpha: Concentrations,
-        logits: Tensor,
-        y: Tensor,
-        observed: Tensor | None = None,
-        order: Tensor | None = None,
-        estimator: str = "reward_to_go",
-        relabel: Tensor | Channel | None = None,
-        *,
+        self, hood: Neighborhood, alpha: Concentrations, logits: Tensor, y: Tensor,
+        observed: Tensor | None = None, order: Tensor | None = None,
+        estimator: str = "reward_to_go", relabel: Tensor | Channel | None = None, *,
         validate_args=None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         parameters = Parameters.of(hood, alpha, logits, relabel, kinds="permutations")
         y, arrangement = check_labels(hood, y, hood.num_nodes), (observed, order, estimator)
         self.channel = parameters.channel
@@ -125,13 +113,15 @@ class OrderedConditional(InOrder):
         return self.rows.source[draw.edges]
 
     def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
-        edges = self.rows.find(value)
-        entries = Entries(*untracked(*self._flat(shape))[0])
-        return draw_of_edges(self.rows, entries, edges.clamp(min=0)), edges < 0
+        wide = Wide(self.rows, Entries(*untracked(*self._flat(shape))[0]))
+        found = self.rows.find(self._in_order(value, shape))
+        edges = found.clamp(min=0)
+        counts = wide.groups.earlier(wide.chosen(edges))
+        return wide.split(edges)._replace(counts=counts), found < 0
 
     def borrowed(self, value: Tensor) -> Tensor:
         """``(..., n)``: labels that choices take from their sources, in ascending node id."""
-        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        shape = self._shape_of(value)
         if self.channel.keeps:
             return self.labels.index_select(-1, self._row_of).expand(*shape, -1)
         (value, _), provenance = untracked(value, self.labels)
@@ -140,8 +130,7 @@ class OrderedConditional(InOrder):
 
 
 class EvidenceConditional(InOrder):
-    r"""
-    Choices and latent labels of nodes given observations, node after node in a random order:
+    r"""Choices and latent labels of nodes given observations, node after node in a random order:
     :math:`q(c, u \mid w)`. It has no parameter of its own.
 
     .. math::
@@ -153,13 +142,11 @@ class EvidenceConditional(InOrder):
     Here :math:`u_i \sim z_{c_i}` is the label that a node takes from its source, and the evidence
     :math:`e_{ijk} = \log p(w_i \mid u_i = k)` is the log-likelihood of an observation given this
     label: a Normal emission, the votes of annotators, a partial label (0 and :math:`-\infty`), or
-    nothing (zeros). Counts :math:`S_{ij}` and :math:`s_{ijk}` are as for
-    :class:`OrderedConditional`, which observed labels need. With :math:`f_i` the logarithm of the
-    sum of these terms, :math:`E_q[\sum_i f_i] \le \log p(w)` and :math:`E_q[\prod_i e^{f_i}] =
-    p(w)` for every order.
+    nothing (zeros). Counts are as for :class:`OrderedConditional`, which observed labels need. With
+    :math:`f_i` the logarithm of the sum of these terms, :math:`E_q[\sum_i f_i] \le \log p(w)` and
+    :math:`E_q[\prod_i e^{f_i}] = p(w)` for every order.
 
-    A sample has shape ``batch_shape + (2, n)`` for ``n`` observed nodes in ascending node id:
-    their choices, then their labels.
+    A sample ``batch_shape + (2, n)`` has choices, then labels, in ascending node id.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
@@ -177,23 +164,14 @@ class EvidenceConditional(InOrder):
     :param Tensor alpha: ``(..., M, C)``, a table.
     :param Tensor evidence: log-likelihoods in nats, ``(..., N, C)``, or ``(..., num_edges, C)``
         if they depend on the edge that a label comes over; unobserved entries are never read.
-    :param bool relabels: whether edges change borrowed labels. :math:`u_i` is then no label of a
-        node, and :meth:`posterior` refuses.
+    :param bool relabels: whether edges change borrowed labels, so that :meth:`posterior` refuses.
     """
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        alpha: Tensor,
-        logits: Tensor,
-        evidence: Tensor,
-        observed: Tensor | None = None,
-        order: Tensor | None = None,
-        estimator: str = "reward_to_go",
-        *,
-        relabels: bool = False,
-        validate_args=None,
-    ) -> None:
+        self, hood: Neighborhood, alpha: Tensor, logits: Tensor, evidence: Tensor,
+        observed: Tensor | None = None, order: Tensor | None = None,
+        estimator: str = "reward_to_go", *, relabels: bool = False, validate_args=None,
+    ) -> None:  # fmt: skip
         parameters = Parameters.of(hood, alpha, logits)
         evidence = check_evidence(hood, parameters.alpha, evidence)
         self.evidence, self.relabels, self._last_values = evidence, relabels, LastCall()
@@ -201,7 +179,7 @@ class EvidenceConditional(InOrder):
         super().__init__(parameters, shape, arrangement, (2,), validate_args=validate_args)
         self._data = self._of_rows(self.rows, evidence)
         if self._validate_args:
-            check_evidence_values(self.rows, self._data)
+            check_possible(self.rows, self._data)
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
@@ -215,30 +193,25 @@ class EvidenceConditional(InOrder):
         return torch.stack([self.rows.source[draw.edges], draw.labels], 1)
 
     def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
-        choices, labels = value.unbind(1)
+        choices, labels = self._in_order(value, shape).unbind(1)
         edges = self.rows.find(choices)
         wrong = (edges < 0) | (labels < 0) | (labels >= self.num_classes)
         return Draw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
 
     def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
         # A guide asks for density and score of the same draw, with and without a plate's batch.
-        shape = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
-        question, evaluate = (value, shape, torch.is_grad_enabled()), super()._evaluate
+        question = value, self._shape_of(value), torch.is_grad_enabled()
+        evaluate = super()._evaluate
         return self._last_values.get(question, lambda: evaluate(value))
 
     log_evidence = InOrder.log_terms
 
     @torch.no_grad()
     def posterior(
-        self,
-        num_samples: int | None = None,
-        weighted: bool = False,
-        num_sweeps: int = 0,
-        num_states: int | None = None,
-        start: Tensor | None = None,
-    ) -> Posterior:
-        r"""
-        The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels.
+        self, num_samples: int | None = None, weighted: bool = False, num_sweeps: int = 0,
+        num_states: int | None = None, start: Tensor | None = None,
+    ) -> Posterior:  # fmt: skip
+        r"""The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> evidence = torch.tensor([[0.0, -1.0], [0.0, 0.0]])
@@ -247,14 +220,12 @@ class EvidenceConditional(InOrder):
         tensor([[0.7311, 0.2689],
                 [0.5385, 0.4615]])
 
-        :param int num_samples: number ``T`` of draws, or of chains; ``None`` sums over all choices
-            and labels, exactly, for small sets.
+        :param int num_samples: ``T`` draws, or chains; ``None`` is an exact sum, for small sets.
         :param bool weighted: Weigh draws by :math:`\prod_i e^{f_i}`, exact as ``T`` grows.
         :param int num_sweeps: ``S`` sweeps of collapsed Gibbs sampling in chains that start from
             draws, exact as ``S`` grows. ``chains`` of the posterior has diagnostics.
         :param int num_states: Number of states, of all chains together, that the posterior keeps
-            from the second half of the sweeps. Default: all up to 1,024, and fewer where they
-            would hold more than 2²⁴ choices.
+            from the second half of the sweeps. Default: at most 1,024, and 2²⁴ choices.
         :param Tensor start: ``(T, 2, n)`` choices and labels that the chains start from, such as
             :attr:`Posterior.states` of the last ``T`` states, default draws.
         :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.
@@ -294,13 +265,11 @@ class EvidenceConditional(InOrder):
         if num_sweeps:
             if num_states is None:
                 num_states = min(_MOST_STATES, NUMBERS // max(1, rows.num_rows))
-            num_later = num_sweeps - num_sweeps // 2
-            num_kept = min(num_later, max(1, num_states // num_samples))
+            num_kept = min(num_sweeps - num_sweeps // 2, max(1, num_states // num_samples))
             chains, draw = run_chains(rows, entries, draw, num_sweeps, num_kept)
-        log_weights = alpha.new_zeros(len(draw.edges))
+        choices, log_weights = rows.source[draw.edges], alpha.new_zeros(len(draw.edges))
         if weighted:
             log_weights = predictive(rows, entries, draw)[0].sum(-1)
-        choices = rows.source[draw.edges]
         components = Components(entries.alpha[0], rows.nodes, draw.labels, choices, log_weights)
         return Posterior(self.hood, logits, components, weighted=weighted, chains=chains)
 
@@ -308,15 +277,8 @@ class EvidenceConditional(InOrder):
     def log_likelihood(
         self, num_particles: int = 64, num_stages: int | None = None, given: Tensor | None = None
     ) -> Tensor:
-        r"""
-        Monte Carlo estimate of :math:`\log p(w)` in nats, in the order of :attr:`order`; see
+        r"""Monte Carlo estimate of :math:`\log p(w)` in nats, in the order of :attr:`order`; see
         :meth:`NeighborMixture.log_likelihood`. Cost: :math:`O(P E C)`.
-
-        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
-        >>> evidence = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])  # labels 0 and 0
-        >>> q = EvidenceConditional(hood, torch.ones(2, 2), torch.zeros(4), evidence)
-        >>> q.log_likelihood(num_particles=8).exp()
-        tensor(0.2917)
 
         :param Tensor given: ``(N,)`` boolean mask :math:`\rho` of observed nodes, for
             :math:`\log p(w_\tau \mid w_\rho)` of the others.
@@ -325,13 +287,9 @@ class EvidenceConditional(InOrder):
         if batch := self.batch_shape:
             parts = elements(batch, (self.alpha, 2), (self.logits, 1), (self.evidence, 2))
             fixed = index_to_mask(self.order, self.hood.num_nodes), self.order
-            hood, relabels = self.hood, self.relabels
-            values = [
-                EvidenceConditional(
-                    hood, alpha, logits, evidence, *fixed, relabels=relabels
-                ).log_likelihood(num_particles, num_stages, given)
-                for alpha, logits, evidence in parts
-            ]
+            make: Any = partial(EvidenceConditional, self.hood, relabels=self.relabels)
+            how = num_particles, num_stages, given
+            values = [make(*part, *fixed).log_likelihood(*how) for part in parts]
             return torch.stack(values).view(batch)
         observed = index_to_mask(self.order, self.hood.num_nodes)
         order = torch.cat([self.order, (~observed).nonzero()[:, 0]])

@@ -43,8 +43,7 @@ class Neighbors(constraints.Constraint):
 
 
 class NeighborChoice(GraphDistribution):
-    r"""
-    Every node's independent choice of a neighbour, :math:`p(c)`.
+    r"""Every node's independent choice of a neighbour, :math:`p(c)`.
 
     .. math::
 
@@ -112,8 +111,7 @@ class NeighborChoice(GraphDistribution):
 
 
 class ChosenLabels(GraphDistribution):
-    r"""
-    Labels of nodes that share label distributions, :math:`p(y \mid c)` with every
+    r"""Labels of nodes that share label distributions, :math:`p(y \mid c)` with every
     :math:`z_j \sim \mathrm{Dirichlet}(\alpha_j)` integrated out.
 
     .. math::
@@ -136,13 +134,9 @@ class ChosenLabels(GraphDistribution):
     shown = "num_labels", "num_sources", "num_classes"
 
     def __init__(
-        self,
-        alpha: Concentrations,
-        choices: Tensor,
-        relabel: Tensor | Channel | None = None,
-        *,
+        self, alpha: Concentrations, choices: Tensor, relabel: Tensor | Channel | None = None, *,
         validate_args=None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(alpha, OrdinalConcentrations):
             alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
         check_ids("choices", untracked(choices)[0][0], ("...", "n"), alpha.shape[-2])
@@ -175,10 +169,7 @@ class ChosenLabels(GraphDistribution):
         return self.log_terms(value).sum(-1)
 
     def log_terms(self, value: Tensor) -> Tensor:
-        """
-        ``(..., n)``: the log-probability of each label given those before it. Terms of labels
-        from one source :math:`j` add up to the factor of :math:`j`.
-        """
+        """``(..., n)``: of each label given those before. Terms of a source make its factor."""
         values = self.choices, self._labels(value), self.channel
         (choices, value, channel), provenance = untracked(*values)
         value = channel.borrow(value)
@@ -190,5 +181,4 @@ class ChosenLabels(GraphDistribution):
         same, total = (count.view_as(pairs[0]) for count in ranks(*flat, *self.alpha.shape[-2:]))
         above = at_labels(self.alpha, *pairs) + same
         below = gather(totals(self.alpha), choices) + total
-        log_prob = (above / below).log().expand(*shape, -1)
-        return track_provenance(log_prob, provenance)
+        return track_provenance((above / below).log().expand(*shape, -1), provenance)

@@ -19,17 +19,10 @@ from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
-from pyro_nmm.ops import gibbs
+from pyro_nmm.ops import gibbs, score_costs
 from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import Draw, Entries, entries_of, predictive
-from pyro_nmm.ops.sampling import draw_entries
-from pyro_nmm.ops.score_costs import (
-    ScoreEstimator,
-    costs_to_go,
-    less_baseline,
-    one_step_credits,
-    score_parts,
-)
+from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 from pyro_nmm.provenance import untracked
 
 
@@ -61,7 +54,7 @@ class InOrder(GraphDistribution):
         #: The observed rows in the order of the draw.
         self.rows = self.observed_rows.take(self._position, self.observed_rows.num_edges)
         self.order = self.rows.nodes  #: ``(n,)`` observed node ids in the order of the draw
-        self.estimator = as_member(ScoreEstimator, estimator=estimator)
+        self.estimator = as_member(score_costs.ScoreEstimator, estimator=estimator)
         self.alpha, self.logits = parameters.alpha, parameters.logits
         self.num_classes = parameters.num_classes
         self._last_draw = LastCall()
@@ -77,7 +70,7 @@ class InOrder(GraphDistribution):
 
     @abstractmethod
     def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
-        """The draw of samples ``(B, ..., n)``, and a mask of draws that no row can make."""
+        """The draw that yields samples, and a mask of draws that no row can make."""
 
     @derived
     def _entries(self) -> Entries:
@@ -92,11 +85,8 @@ class InOrder(GraphDistribution):
     def _constants(self, shape: Size) -> Entries:
         return self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
 
-    def _draw(self, shape: Size, uniforms: Tensor | None = None) -> Draw:
-        if uniforms is None:
-            size = shape.numel(), self.rows.num_rows
-            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
-        return draw_entries(self.rows, self._flat(shape), uniforms)
+    def _draw(self, shape: Size) -> Draw:
+        return draw_entries(self.rows, self._flat(shape), uniforms_of(self.rows, shape.numel()))
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -111,10 +101,9 @@ class InOrder(GraphDistribution):
 
     @torch.no_grad()
     def sweep(self, value: Tensor, num_sweeps: int = 1) -> Tensor:
-        r"""
-        Samples continued by sweeps of collapsed Gibbs sampling, in which each row is drawn anew
-        given all others. They leave :math:`p(c \mid y)`, or :math:`p(c, u \mid w)`, as it is:
-        draws of :math:`q` become draws of it as ``num_sweeps`` grows.
+        r"""Samples continued by sweeps of collapsed Gibbs sampling, in which each row is drawn anew
+        given all others. They leave :math:`p(c \mid y)`, or :math:`p(c, u \mid w)`, as it is: draws
+        of :math:`q` become draws of it as ``num_sweeps`` grows.
 
         >>> from pyro_nmm import NeighborMixture
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
@@ -124,8 +113,7 @@ class InOrder(GraphDistribution):
         torch.Size([8, 2])
 
         :param Tensor value: samples, of any batch shape that fits.
-        :return: samples of the same shape. Cost: :math:`O(E)` a sweep, :math:`O(E C)` if labels are
-            latent.
+        :return: samples of the same shape. Cost of a sweep: :math:`O(E)`, latent :math:`O(E C)`.
         """
         check_integers(1, num_sweeps=num_sweeps)
         shape, kind = ("...", *self.event_shape), "integers"
@@ -133,25 +121,21 @@ class InOrder(GraphDistribution):
         (value,), provenance = untracked(value)
         entries, draw, shape = self._chains(value)
         for part in blocks(num_sweeps, draw.edges.numel()):
-            size = part.stop - part.start, *draw.edges.shape
-            uniforms = torch.rand(size, dtype=torch.double, device=self.rows.device)
+            uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
             draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
         swept = self._columns(draw).index_select(-1, self._row_of)
         return track_provenance(swept.view(*shape, *self.event_shape), provenance)
 
     def _chains(self, value: Tensor) -> tuple[Entries, Draw, Size]:
         """Entries, and samples as draws, of one batch dimension; their batch shape."""
-        batch = value.shape[: value.dim() - len(self.event_shape)]
-        shape = torch.broadcast_shapes(batch, self.batch_shape)
+        shape = self._shape_of(value)
         entries = self._constants(shape)
-        flat = flatten(value, shape, len(self.event_shape)).index_select(-1, self._position)
-        flat = flat.expand(shape.numel(), *self.event_shape)
         if entries.observed:  # without the counts of a draw
-            edges = self.rows.find(flat)
+            edges = self.rows.find(self._in_order(value, shape))
             labels = on_edges(self.rows, entries.data).expand(len(edges), -1)
             draw, impossible = Draw(edges, labels.gather(1, edges.clamp(min=0))), edges < 0
         else:
-            draw, impossible = self._located(flat, shape)
+            draw, impossible = self._located(value, shape)
         if impossible.any():
             raise ValueError("value must hold choices of neighbours, and labels of the field")
         return entries, draw, shape
@@ -159,29 +143,29 @@ class InOrder(GraphDistribution):
     def path_likelihood(
         self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3
     ) -> PathEstimate:
-        r"""
-        Estimate of :math:`\log p(y)`, or :math:`\log p(w)`, by path sampling, see
-        :meth:`NeighborMixture.path_likelihood`, for each element of the batch.
-        """
+        """:meth:`NeighborMixture.path_likelihood`, for each element of the batch."""
         shape = self.batch_shape
         entries = self._constants(shape)
         estimate = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)
         value, error = (part.to(self.logits.dtype).expand(shape.numel()) for part in estimate)
         return PathEstimate(value.view(shape), error.view(shape))
 
+    def _shape_of(self, value: Tensor) -> Size:
+        """The batch shape of samples and parameters together."""
+        batch = value.shape[: value.dim() - len(self.event_shape)]
+        return torch.broadcast_shapes(batch, self.batch_shape)
+
+    def _in_order(self, value: Tensor, shape: Size) -> Tensor:
+        """Samples ``(B, ..., n)`` in the order of the draw."""
+        flat = flatten(value, shape, len(self.event_shape)).index_select(-1, self._position)
+        return flat.expand(shape.numel(), *self.event_shape)
+
     def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
-        """The draw that yields ``value``, and a mask of impossible draws."""
-
-        def locate() -> tuple[Draw, Tensor]:
-            flat = flatten(value, shape, len(self.event_shape))
-            flat = flat.expand(shape.numel(), *self.event_shape)
-            return self._located(flat.index_select(-1, self._position), shape)
-
-        return self._last_draw.get((value, shape), locate)
+        """:meth:`_located`, without a mask if ``value`` was drawn just before."""
+        return self._last_draw.get((value, shape), lambda: self._located(value, shape))
 
     def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
-        batch = value.shape[: value.dim() - len(self.event_shape)]
-        shape = torch.broadcast_shapes(batch, self.batch_shape)
+        shape = self._shape_of(value)
         draw, wrong = self._recall(value, shape)
         terms, log_choice = predictive(self.rows, self._flat(shape), draw)
         if wrong is not None:
@@ -195,8 +179,7 @@ class InOrder(GraphDistribution):
         return track_provenance(self._evaluate(value)[2].sum(-1), provenance)
 
     def log_terms(self, value: Tensor) -> Tensor:
-        r"""
-        ``(..., n)``: :math:`f_i` in the order of :attr:`order`. Their sum is
+        r"""``(..., n)``: :math:`f_i` in the order of :attr:`order`. Their sum is
         :math:`\log p(y, c) - \log q(c \mid y)`, with :math:`w` for :math:`y` if labels are latent.
         """
         value, provenance = self._plain(value)
@@ -207,26 +190,26 @@ class InOrder(GraphDistribution):
         value, provenance = self._plain(value)
         draw, terms, log_choice = self._evaluate(value)
         (costs,), _ = untracked(terms.detach())
-        parts = score_parts(self.estimator, log_choice, costs, lambda: self._charge(draw, costs))
+        arguments = self.estimator, log_choice, costs, lambda: self._charge(draw, costs)
+        parts = score_costs.score_parts(*arguments)
         return ScoreParts(*(track_provenance(part, provenance) for part in parts))
 
     @torch.no_grad()
     def _charge(self, draw: Draw, costs: Tensor) -> Tensor:
         """``(..., n)``: the costs that each draw is charged with, less their baseline."""
-        shape = costs.shape[:-1]
-
-        def of_another_draw() -> Tensor:
+        charge, shape = self._costs(draw, costs), costs.shape[:-1]
+        sizes = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
+        baseline = score_costs.others_mean(charge, [d for d, size in enumerate(sizes) if size == 1])
+        if baseline is None:  # of one more draw
             other = self._draw(shape)
             (terms,), _ = untracked(predictive(self.rows, self._flat(shape), other)[0])
-            return self._costs(other, terms.view_as(costs))
-
-        sizes = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
-        return less_baseline(self._costs(draw, costs), sizes, of_another_draw).to(costs.dtype)
+            baseline = self._costs(other, terms.view_as(costs))
+        return (charge - baseline).to(costs.dtype)
 
     def _costs(self, draw: Draw, terms: Tensor) -> Tensor:
         flat = terms.reshape(-1, self.rows.num_rows)
-        if self.estimator is ScoreEstimator.REWARD_TO_GO:
+        if self.estimator is score_costs.ScoreEstimator.REWARD_TO_GO:
             component = self.observed_rows.components().index_select(0, self._position)
-            return costs_to_go(component, flat).view(terms.shape)
+            return score_costs.costs_to_go(component, flat).view(terms.shape)
         entries = self._flat(terms.shape[:-1])
-        return one_step_credits(self.rows, entries, draw, flat).view(terms.shape)
+        return score_costs.one_step_credits(self.rows, entries, draw, flat).view(terms.shape)

@@ -30,8 +30,7 @@ BLOCK = 2**20
 
 
 class InnerProductGraph(GraphDistribution):
-    r"""
-    A random undirected graph whose edges are independent given a vector of every node.
+    r"""A random undirected graph whose edges are independent given a vector of every node.
 
     .. math::
 
@@ -60,14 +59,9 @@ class InnerProductGraph(GraphDistribution):
     shown = "num_nodes", "num_factors", "weight", "loops"
 
     def __init__(
-        self,
-        factors: Tensor,
-        weight: float = 1.0,
-        held_out: Tensor | None = None,
-        *,
-        loops: bool = False,
-        validate_args=None,
-    ) -> None:
+        self, factors: Tensor, weight: float = 1.0, held_out: Tensor | None = None, *,
+        loops: bool = False, validate_args=None,
+    ) -> None:  # fmt: skip
         expect("factors", factors, ("...", ("N", 1), "D"), kind="float")
         check_positive(weight=weight)
         self.factors, self.weight, self.loops = factors, weight, loops
@@ -83,8 +77,7 @@ class InnerProductGraph(GraphDistribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
-        nodes = constraints.integer_interval(0, self.num_nodes - 1)
-        return constraints.independent(nodes, 2)
+        return constraints.independent(constraints.integer_interval(0, self.num_nodes - 1), 2)
 
     @staticmethod
     def balance(
@@ -112,16 +105,14 @@ class InnerProductGraph(GraphDistribution):
         factors = factors.reshape(-1, *factors.shape[-2:])[0]
         edges = []
         for start, rows, columns in _blocks(factors):
-            probs = (rows @ columns.T).sigmoid()
-            edges.append(torch.bernoulli(probs).triu(1).nonzero().T + start)
+            edges.append(torch.bernoulli((rows @ columns.T).sigmoid()).triu(1).nonzero().T + start)
         pairs = torch.cat(edges, 1)
         return track_provenance(torch.cat([pairs, pairs.flip(0)], 1), provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Self-loops and repetitions of edges are ignored."""
         (factors, value), provenance = untracked(self.factors, value)
-        edges = observed_edges(value, self.num_nodes, self.held_out)
-        x = _inner(factors, edges)
+        x = _inner(factors, observed_edges(value, self.num_nodes, self.held_out))
         flat = flatten(factors, factors.shape[:-2], 2)
         pairs = torch.stack([_AllPairs.apply(f) for f in flat]).view(factors.shape[:-2])
         norms = factors.square().sum(-1)
@@ -136,10 +127,9 @@ class InnerProductGraph(GraphDistribution):
 
     @torch.no_grad()
     def swaps(self, value: Tensor, others: Tensor, num_columns: int | None = None) -> Tensor:
-        r"""
-        ``(N,)``: the change of ``log_prob(value)`` if node ``i`` alone had the vector :math:`g_i`
-        of ``others`` ``(N, D)`` in the place of :math:`f_i`. ``num_columns`` gives an unbiased
-        estimate from all edges and the pairs of so many random nodes, at :math:`O(N D)` each.
+        """``(N,)``: the change of ``log_prob(value)`` if node ``i`` alone had the vector
+        :math:`g_i` of ``others`` ``(N, D)``. ``num_columns`` gives an unbiased estimate from all
+        edges and the pairs of so many random nodes, at :math:`O(N D)` each.
         """
         expect("others", others, kind="float")
         if num_columns is not None:

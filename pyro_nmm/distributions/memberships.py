@@ -32,8 +32,7 @@ class StickShares(Kumaraswamy):
         info = torch.finfo(a.dtype)
         u = torch.rand(shape, dtype=a.dtype, device=a.device).clamp(info.eps, 1 - info.eps)
         # v = (1 - u^(1/b))^(1/a)
-        v = ((-(u.log() / b).expm1()).log() / a).exp()
-        return v.clamp(info.tiny, 1 - info.eps)
+        return ((-(u.log() / b).expm1()).log() / a).exp().clamp(info.tiny, 1 - info.eps)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
@@ -44,12 +43,7 @@ class StickShares(Kumaraswamy):
 
 
 def stick_logits(v: Tensor) -> Tensor:
-    r"""
-    ``(..., K)``: finite log-odds of :math:`\pi_k = \prod_{m \le k} v_m` for shares ``(..., K)``.
-
-    >>> stick_logits(torch.tensor([0.8, 0.5])).sigmoid()
-    tensor([0.8000, 0.4000])
-    """
+    r"""``(..., K)``: finite log-odds of :math:`\pi_k = \prod_{m \le k} v_m`, shares :math:`v`."""
     info = torch.finfo(v.dtype)
     log_pi = v.clamp(info.tiny, 1 - info.eps).log().cumsum(-1)
     return log_pi - (-log_pi.expm1()).log()
@@ -99,8 +93,7 @@ def relaxed_logits(log_odds: Tensor, temperature: float) -> RelaxedLogits:
 
 
 class MembershipMixture(GraphDistribution):
-    r"""
-    Relaxed binary vectors of nodes, each drawn with the log-odds of a chosen neighbour.
+    r"""Relaxed binary vectors of nodes, each drawn with the log-odds of a chosen neighbour.
 
     .. math::
 
@@ -140,15 +133,9 @@ class MembershipMixture(GraphDistribution):
     shown = "hood", "num_memberships", "temperature", "estimator"
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        log_odds: Tensor,
-        logits: Tensor,
-        temperature: float = 1.0,
-        estimator: str = "linear",
-        *,
-        validate_args=None,
-    ) -> None:
+        self, hood: Neighborhood, log_odds: Tensor, logits: Tensor, temperature: float = 1.0,
+        estimator: str = "linear", *, validate_args=None,
+    ) -> None:  # fmt: skip
         check_hood(hood)
         logits = check_logits(hood, logits)
         shape = "...", hood.num_sources, "K"
@@ -254,8 +241,7 @@ class _Reparameterised(torch.autograd.Function):
             before, terms = (x - 2 * F.softplus(x) + constant for x in (mean_gap, gap))
             before = before.cumsum(-1) - before
             after = terms.flip(-1).cumsum(-1).flip(-1) - terms
-            log_q = hood.logsumexp(log_joint).index_select(-1, hood.row)
-            ratio = before + after - log_q[..., None]
+            ratio = before + after - hood.logsumexp(log_joint).index_select(-1, hood.row)[..., None]
             change = mean_gap.neg().sigmoid() - gap.neg().sigmoid()
             shift = mixture.temperature * ratio.clamp(max=80).exp() * change
         # Towards the attention itself, and from there to its logarithm.

@@ -9,17 +9,8 @@ import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch_geometric.utils import scatter
 
-from pyro_nmm.arguments import (
-    as_member,
-    as_shape,
-    check_integers,
-    check_mask,
-    check_plain,
-    expect,
-    expect_all,
-)
+from pyro_nmm.arguments import as_member, as_shape, check_integers, check_mask, check_plain
 from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.base import GraphDistribution, elements
 from pyro_nmm.distributions.components import Components
@@ -29,32 +20,19 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.distributions.smc import estimate_log_likelihood
-from pyro_nmm.graph_arguments import (
-    check_label_range,
-    check_labelling,
-    check_labels,
-    check_nodes,
-    check_pairs,
-)
+from pyro_nmm.graph_arguments import check_label_range, check_labels, check_nodes, check_pairs
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops import enumeration
+from pyro_nmm.ops import enumeration, marginals
+from pyro_nmm.ops.counts import sum_by_graph
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
-from pyro_nmm.ops.marginals import (
-    Intervals,
-    label_intervals,
-    node_log_probs,
-    node_marginals,
-    pair_marginals,
-)
+from pyro_nmm.ops.marginals import Intervals
 from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import Channel, check_relabel, entries_at
 
 
 class NeighborMixture(GraphDistribution):
-    r"""
-    The Neighbor Mixture Model [1]: a joint distribution :math:`p(y)` of the labels of a
-    graph's nodes, the paper's equation (1).
+    r"""The Neighbor Mixture Model [1], a joint distribution of labels, the paper's equation (1).
 
     .. math::
 
@@ -64,8 +42,7 @@ class NeighborMixture(GraphDistribution):
         y_i &\sim \mathrm{Categorical}(z_{c_i})
 
     A sample holds one label in ``0..C - 1`` per node, shape ``batch_shape + (N,)``. Nodes that
-    choose the same neighbour :math:`j` share :math:`z_j`, which correlates their labels, the more
-    the smaller :math:`A_j`.
+    choose the same :math:`j` share :math:`z_j` and correlate, the more the smaller :math:`A_j`.
 
     Samples, :meth:`marginals` and :meth:`pairwise` are exact and linear in the graph.
     :meth:`log_prob` and :meth:`log_marginal` are exact sums over joint choices, for small graphs
@@ -97,14 +74,9 @@ class NeighborMixture(GraphDistribution):
     shown = "hood", "num_classes"
 
     def __init__(
-        self,
-        hood: Neighborhood,
-        alpha: Concentrations,
-        logits: Tensor,
-        relabel: Tensor | Channel | None = None,
-        *,
-        validate_args=None,
-    ) -> None:
+        self, hood: Neighborhood, alpha: Concentrations, logits: Tensor,
+        relabel: Tensor | Channel | None = None, *, validate_args=None,
+    ) -> None:  # fmt: skip
         self.parameters = parameters = Parameters.of(hood, alpha, logits, relabel)
         self.hood, self.alpha, self.logits = hood, parameters.alpha, parameters.logits
         self.channel, self.relabel = parameters.channel, parameters.channel.relabel
@@ -159,9 +131,8 @@ class NeighborMixture(GraphDistribution):
     def latents(
         self, evidence: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> EvidenceConditional:
-        """
-        :math:`q(c, u \\mid w)` of latent labels. If edges relabel, evidence is of borrowed labels,
-        ``(..., num_edges, C)``, and there is no posterior.
+        """:math:`q(c, u \\mid w)` of latent labels. If edges relabel, evidence is of borrowed
+        labels, ``(..., num_edges, C)``, and there is no posterior.
         """
         arguments = self.hood, self.table, self.logits, evidence, observed, order
         relabels = not self.channel.keeps
@@ -180,8 +151,7 @@ class NeighborMixture(GraphDistribution):
         return self._log_marginal(self.hood, self._labels(value))
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
-        r"""
-        ``(...)``: exact :math:`\log p(y_\tau)` of labels ``(..., K)`` of a few distinct nodes
+        r"""``(...)``: exact :math:`\log p(y_\tau)` of labels ``(..., K)`` of a few distinct nodes
         ``(K,)``, the paper's equation (3). Cost: :math:`O(K^2 \prod_{i \in \tau} |n(i)|)`.
         """
         check_nodes(self.hood, nodes)
@@ -198,31 +168,27 @@ class NeighborMixture(GraphDistribution):
 
     def marginals(self) -> Tensor:
         """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
-        marginals = node_marginals(self.hood, self.table, self.attention, self.channel)
-        return marginals.expand(*self.batch_shape, -1, -1)
+        arguments = self.hood, self.table, self.attention, self.channel
+        return marginals.node_marginals(*arguments).expand(*self.batch_shape, -1, -1)
 
     def node_log_probs(self, y: Tensor) -> Tensor:
-        r"""
-        ``(..., N)``: :math:`\log p(y_i)` of every node alone, for labels ``(..., N)``, in nats.
-        Cost: :math:`O(E)` and, for the sums of ``alpha``, :math:`O(N C)`.
-        """
+        r"""``(..., N)``: :math:`\log p(y_i)` of every node alone. Cost: :math:`O(E + N C)`."""
         y = check_labels(self.hood, y, self.hood.num_nodes)
         check_label_range(self.hood, y, self.num_classes)
         if not self.channel.keeps:
-            marginals = self.marginals()
-            shape = torch.broadcast_shapes(marginals.shape[:-1], y.shape)
-            return entries_at(marginals.expand(*shape, -1), y.expand(shape)).log()
+            probs = self.marginals()
+            shape = torch.broadcast_shapes(probs.shape[:-1], y.shape)
+            return entries_at(probs.expand(*shape, -1), y.expand(shape)).log()
         (alpha, logits), provenance = untracked(self.alpha, self.logits)
-        log_probs = node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
+        log_probs = marginals.node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
         # A sum over a plate has a term for each element of the batch.
         batch = torch.broadcast_shapes(self.batch_shape, y.shape[:-1])
         return track_provenance(log_probs.expand(*batch, -1), provenance)
 
     def intervals(self, level: float = 0.9) -> Intervals:
-        r"""
-        Every node's mean label and an interval of ordered labels, such as grey levels, with half of
-        ``1 - level`` beyond each end. A label ``k`` is spread over ``k - 0.5`` to ``k + 0.5``,
-        because whole numbers would cover more than ``level``.
+        r"""Every node's mean label and an interval of ordered labels, such as grey levels, with
+        half of ``1 - level`` beyond each end. A label ``k`` is spread over ``k - 0.5`` to ``k +
+        0.5``, because whole numbers would cover more than ``level``.
 
         >>> from pyro_nmm import LogisticConcentrations, NeighborMixture
         >>> hood = Neighborhood.grid(1, 2)
@@ -234,17 +200,15 @@ class NeighborMixture(GraphDistribution):
         :return: ``mean``, ``low`` and ``high``, each ``(..., N)``. Cost: :math:`O(E C)`.
         """
         self._check_keeps("intervals")
-        parts = label_intervals(self.hood, self.alpha, self.attention, level)
+        parts = marginals.label_intervals(self.hood, self.alpha, self.attention, level)
         return Intervals(*(part.expand(*self.batch_shape, -1) for part in parts))
 
     def pairwise(self, pairs: Tensor) -> Tensor:
-        """
-        ``(..., P, C, C)``: exact joint distributions of the labels of pairs of node ids ``(2, P)``,
-        the first node's label first. Cost: :math:`O(E C)` for the edges into these nodes, and
-        :math:`O(C^2)` for each common neighbour of a pair.
+        """``(..., P, C, C)``: exact joint distributions of labels of pairs of node ids ``(2, P)``.
+        Cost: :math:`O(E C)` for edges into the nodes, :math:`O(C^2)` for each common neighbour.
         """
         check_pairs(self.hood, pairs)
-        tables = pair_marginals(self.hood, self.table, self.logits, pairs, self.channel)
+        tables = marginals.pair_marginals(self.hood, self.table, self.logits, pairs, self.channel)
         return tables.expand(*self.batch_shape, -1, -1, -1)
 
     def _check_keeps(self, query: str) -> None:
@@ -252,17 +216,13 @@ class NeighborMixture(GraphDistribution):
             raise ValueError(f"{query} is for edges that keep labels: leave out relabel")
 
     def elbo(
-        self,
-        y: Tensor,
-        observed: Tensor | None = None,
-        num_samples: int = 1,
+        self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1,
         batch: Tensor | None = None,
-    ) -> Tensor:
-        r"""
-        Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
-        :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random
-        order. Derivatives lack the score of the choices: fit :func:`~pyro_nmm.models.nmm` instead.
-        The bound is loose if few sources with small ``alpha`` correlate many labels: see
+    ) -> Tensor:  # fmt: skip
+        r"""Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
+        :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random order.
+        Derivatives lack the score of the choices: fit :func:`~pyro_nmm.models.nmm` instead. The
+        bound is loose if few sources with small ``alpha`` correlate many labels: see
         :meth:`log_likelihood`.
 
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
@@ -274,14 +234,13 @@ class NeighborMixture(GraphDistribution):
         q = self.in_order(y, observed)
         q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
         terms = q.log_terms(q.sample(Size([num_samples])))
-        return terms.sum(-1) if batch is None else _sum_by_graph(self.hood, terms, q.order, batch)
+        return terms.sum(-1) if batch is None else sum_by_graph(self.hood, terms, q.order, batch)
 
     def entropy_bound(
         self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None
     ) -> Tensor:
-        r"""
-        Samples of a lower bound on the entropy of all labels, each with its label summed out, the
-        paper's equation (10) without its sampling of :math:`y_i`:
+        r"""Samples of a lower bound on the entropy of all labels, each with its label summed out,
+        the paper's equation (10) without its sampling of :math:`y_i`:
 
         .. math::
 
@@ -309,16 +268,10 @@ class NeighborMixture(GraphDistribution):
 
     @torch.no_grad()
     def log_likelihood(
-        self,
-        y: Tensor,
-        observed: Tensor | None = None,
-        given: Tensor | None = None,
-        num_particles: int = 64,
-        num_stages: int | None = None,
-        order: Tensor | None = None,
-    ) -> Tensor:
-        r"""
-        Monte Carlo estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid
+        self, y: Tensor, observed: Tensor | None = None, given: Tensor | None = None,
+        num_particles: int = 64, num_stages: int | None = None, order: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        r"""Monte Carlo estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid
         y_\rho)`, in nats. More particles make it tighter; see :mod:`pyro_nmm.distributions.smc`.
         :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the logarithm is a lower bound on
         average, tighter than :meth:`elbo`. With ``given`` the estimate is a ratio of two such.
@@ -335,8 +288,7 @@ class NeighborMixture(GraphDistribution):
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all others.
         :param Tensor given: ``(N,)`` boolean mask :math:`\rho`, default none.
         :param int num_particles: ``P``. Cost: :math:`O(P E)`, ``E`` the edges into both sets.
-        :param int num_stages: default one for every 64 nodes, on a GPU 1,024; 1 is plain
-            importance weighting.
+        :param int num_stages: default one for 64 nodes, on a GPU 1,024; 1 is importance weighting.
         :param Tensor order: ``(N,)`` node ids in an order that both sets follow, default random. A
             mixture that was fitted in one order is estimated best in it.
         :return: ``(...)``, an estimate for each element of the batch.
@@ -361,9 +313,8 @@ class NeighborMixture(GraphDistribution):
         self, y: Tensor, observed: Tensor | None = None, given: Tensor | None = None,
         num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3,
     ) -> PathEstimate:  # fmt: skip
-        r"""
-        Estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid y_\rho)`, in nats, by
-        path sampling over the concentration, with a standard error.
+        r"""Estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid y_\rho)`, in nats,
+        by path sampling over the concentration, with a standard error.
 
         .. math::
 
@@ -382,10 +333,8 @@ class NeighborMixture(GraphDistribution):
         >>> bool((value - mix.log_prob(y)).abs() < 5 * error)
         True
 
-        :param Tensor y: ``(..., N)`` labels, read where ``observed`` or ``given``.
-        :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes but ``given``.
-        :param Tensor given: ``(N,)`` boolean mask :math:`\rho`, default none. The estimate is then
-            a difference of two.
+        :param y, observed: as for :meth:`log_likelihood`.
+        :param Tensor given: ``(N,)`` mask :math:`\rho`, default none; else a difference of two.
         :param int num_chains: With one chain the standard error has one degree of freedom.
         :param int num_points: of the grid of concentrations: 5, 9, 13, ...
         :param int num_sweeps: at each point, on the way down from independence and again on the
@@ -403,14 +352,10 @@ class NeighborMixture(GraphDistribution):
 
     @torch.no_grad()
     def condition(
-        self,
-        y: Tensor,
-        observed: Tensor | None = None,
-        num_samples: int | None = None,
+        self, y: Tensor, observed: Tensor | None = None, num_samples: int | None = None,
         weighted: bool = False,
-    ) -> Posterior:
-        r"""
-        The posterior :math:`p(\cdot \mid y_\tau)` as a mixture over choices :math:`c_\tau`,
+    ) -> Posterior:  # fmt: skip
+        r"""The posterior :math:`p(\cdot \mid y_\tau)` as a mixture over choices :math:`c_\tau`,
         section 3.6 of the paper. ``y`` is ``(N,)``, and ``observed`` as for :meth:`elbo`.
 
         :param int num_samples: Number ``T`` of samples of :math:`q(c_\tau \mid y_\tau)`;
@@ -418,41 +363,20 @@ class NeighborMixture(GraphDistribution):
         :param bool weighted: Weigh samples by :math:`p(c_\tau, y_\tau) / q(c_\tau \mid y_\tau)`:
             exact as ``T`` grows; equal weights, the paper's choice, vary less at small ``T``.
         :return: the posterior. Cost: :math:`O(T E_\tau)`, the edges into the observed nodes.
-        :raises ValueError: for a batch, for too large an exact sum, and under ``TraceGraph_ELBO``
-            for values that depend on a sampled site.
+        :raises ValueError: for a batch, a large sum, and values of sites in ``TraceGraph_ELBO``.
         """
-        y = check_labelling("condition", self.hood, self.batch_shape, y)
+        check_plain("condition", self.batch_shape)
         return self.prior().condition(y, observed, num_samples, weighted or num_samples is None)
 
     def prior(self, num_samples: int | None = None) -> Posterior:
-        """
-        This distribution as a posterior without observed labels: exact, or ``num_samples`` equal
+        """This distribution as a posterior without observed labels: exact, or ``num_samples`` equal
         components, each of which draws its own choices under :meth:`Posterior.condition`.
         """
         check_plain("prior", self.batch_shape)
-        alpha, logits, channel = posterior_values(
-            self.table.detach(), self.logits.detach(), self.channel.detach()
-        )
+        plain = self.parameters.detach()
+        alpha, logits, channel = posterior_values(plain.table, plain.logits, plain.channel)
         components, exact = Components.prior(alpha), num_samples is None
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)
             components = components.resampled(num_samples)
         return Posterior(self.hood, logits, components, channel, is_exact=exact, weighted=exact)
-
-
-def _sum_by_graph(hood: Neighborhood, values: Tensor, nodes: Tensor, batch: Tensor) -> Tensor:
-    """``(..., num_graphs)``: sums of values ``(..., n)`` of nodes over each graph of a batch."""
-    note = "one graph number per node"
-    batch = expect("batch", batch, (hood.num_nodes,), kind="integers", note=note).long()
-    expect_all("batch", batch, batch >= 0, "hold graph numbers from 0 on")
-    component = hood.components()
-    ends = (scatter(batch[hood.nodes], component, dim_size=hood.num_rows, reduce=end)
-            for end in ("min", "max"))  # fmt: skip
-    least, most = (end[component] for end in ends)
-    if (least != most).any():
-        place = int((least != most).nonzero()[0])
-        raise ValueError(
-            f"batch puts nodes that share sources into graphs {int(least[place])} and "
-            f"{int(most[place])}: labels of different graphs must be independent"
-        )
-    return scatter(values, batch[nodes], dim=-1, dim_size=int(batch.max()) + 1, reduce="sum")

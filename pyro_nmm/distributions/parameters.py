@@ -3,8 +3,6 @@
 
 """The parameters of a Neighbor Mixture as one value, which is checked when it is made."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +27,7 @@ from pyro_nmm.relabel import KEEP, Channel, check_relabel
 
 @dataclass(frozen=True, eq=False)
 class Parameters:
-    """
-    Parameters of the rows of ``hood``. :meth:`of` checks what users give. Code that takes a value
-    of this class trusts it.
-
-    >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
-    >>> parameters = Parameters.of(hood, torch.ones(2, 3), torch.zeros(4))
-    >>> parameters.num_classes, parameters.attention
-    (3, tensor([0.5000, 0.5000, 0.5000, 0.5000]))
-    """
+    """Parameters of the rows of ``hood``. :meth:`of` checks them, and other code trusts them."""
 
     hood: Neighborhood
     alpha: Concentrations  #: ``(..., N, C)``
@@ -48,11 +38,8 @@ class Parameters:
     def of(
         cls, hood: Neighborhood, alpha: Concentrations, logits: Tensor, relabel: Any = None, *,
         kinds: str = "",
-    ) -> Parameters:  # fmt: skip
-        """
-        Parameters of a whole graph, of fitting shapes, dtypes and devices, in single precision at
-        least; with ``kinds="permutations"`` without stochastic matrices.
-        """
+    ) -> "Parameters":  # fmt: skip
+        """Checked parameters of a whole graph; ``kinds="permutations"`` refuses matrices."""
         check_hood(hood)
         what, size = "source" if hood.bipartite else "node", hood.num_sources
         if isinstance(alpha, OrdinalConcentrations):
@@ -94,21 +81,18 @@ class Parameters:
         r"""``(..., num_edges)``: :math:`L_{ij}`."""
         return self.hood.softmax(self.logits)
 
-    def of_rows(self, rows: Neighborhood) -> Parameters:
+    def of_rows(self, rows: Neighborhood) -> "Parameters":
         """The parameters of some rows, whose edges are numbered as in ``hood``."""
         logits = self.logits.index_select(-1, rows.edge)
         return Parameters(rows, self.alpha, logits, self.channel.of(rows.edge))
 
-    def detach(self) -> Parameters:
+    def detach(self) -> "Parameters":
         """The same parameters without gradients."""
         plain = self.alpha.detach(), self.logits.detach(), self.channel.detach()
         return Parameters(self.hood, *plain)
 
     def evidence(self, y: Tensor, observed: Tensor | None = None) -> Tensor:
-        r"""
-        ``(..., num_edges, C)``: :math:`\log p(y_i \mid u_i)` over every edge, in nats, of labels
-        ``(..., N)``. ``hood`` is a whole graph.
-        """
+        r"""``(..., num_edges, C)``: :math:`\log p(y_i \mid u_i)` of labels ``(..., N)``."""
         y = check_labels(self.hood, y, self.hood.num_nodes)
         rows = self.hood.restrict(observed)
         check_label_range(rows, y.index_select(-1, rows.nodes), self.num_classes)

@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Path sampling [1] of :math:`\log p(y)` over the concentration.
+r"""Path sampling [1] of :math:`\log p(y)` over the concentration.
 
 With all concentrations times :math:`e^s` labels are independent as :math:`s \to \infty`, and
 
@@ -16,8 +15,7 @@ where :math:`s_i` counts the earlier rows that chose the source :math:`c_i` with
 :math:`s = 0` and up again. Their states lag behind, with opposite signs on both ways.
 
 [1] Andrew Gelman, Xiao-Li Meng (1998) "Simulating Normalizing Constants: From Importance Sampling
-to Bridge Sampling to Path Sampling", Statistical Science 13,
-https://doi.org/10.1214/ss/1028905934.
+to Bridge Sampling to Path Sampling", Statistical Science 13, https://doi.org/10.1214/ss/1028905934.
 """
 
 import math
@@ -32,7 +30,7 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.entries import Draw, Entries, Wide, entries_of, shift_evidence
 from pyro_nmm.ops.gibbs import sweep
-from pyro_nmm.ops.sampling import draw_entries
+from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 
 #: The error, in nats, of the tail beyond the first concentration.
 TAIL = 0.001
@@ -62,22 +60,16 @@ def path_likelihood(
     entries = entries.map(lambda part: part.detach().double() if part.is_floating_point() else part)
     start, top = independent(rows, entries)
     size = len(start) * num_chains
-    entries = entries.map(
-        lambda part: part if len(part) == 1 else part.repeat_interleave(num_chains, 0)
-    )
+    entries = entries.map(lambda t: t if len(t) == 1 else t.repeat_interleave(num_chains, 0))
     grid = torch.linspace(top, 0.0, num_points, dtype=torch.double)
     draw, slopes = None, []
-
-    def uniforms(*shape: int) -> Tensor:
-        return torch.rand((*shape, size, rows.num_rows), dtype=torch.double, device=rows.device)
-
     for point in [*grid.tolist(), *grid.flip(0).tolist()]:
         scale = math.exp(point)
         scaled = entries._replace(alpha=entries.alpha * scale, total=entries.total * scale)
-        draw = draw_entries(rows, scaled, uniforms()) if draw is None else draw
+        draw = draw or draw_entries(rows, scaled, uniforms_of(rows, size))
         slope = torch.zeros((), dtype=torch.double)
         for _ in range(num_sweeps):
-            draw = sweep(rows, scaled, draw, uniforms(1)).draw
+            draw = sweep(rows, scaled, draw, uniforms_of(rows, 1, size)).draw
             slope = slope + slope_of(rows, scaled, draw) / num_sweeps
         slopes.append(slope)
     down, up = torch.stack(slopes, -1).view(len(start), num_chains, 2, num_points).unbind(2)
@@ -88,14 +80,11 @@ def path_likelihood(
     ways = -fine - values[..., 0]
     spread, rule = ways.var(-1) / ways.shape[-1], (fine - coarse).mean(-1) / 15
     if num_chains > 1:  # a slow chain's two ways have errors in common
-        chains = ways.view(len(start), 2, num_chains).mean(1)
-        spread = spread.maximum(chains.var(-1) / num_chains)
+        spread = spread.maximum(ways.view(len(start), 2, num_chains).mean(1).var(-1) / num_chains)
     return PathEstimate(start + ways.mean(-1), (spread + rule.square()).sqrt())
 
 
-def path_of_labels(
-    observed: Tensor, parameters: Parameters, labels: Tensor, *how: int
-) -> PathEstimate:
+def path_of(observed: Tensor, parameters: Parameters, labels: Tensor, *how: int) -> PathEstimate:
     """Of labels ``(N,)`` of observed nodes; ``how`` are chains, points and sweeps."""
     rows = parameters.hood.restrict(observed)
     part, shown = parameters.of_rows(rows), labels[rows.nodes]
@@ -115,10 +104,8 @@ def _simpson(values: Tensor) -> Tensor:
 
 
 def independent(rows: Neighborhood, entries: Entries) -> tuple[Tensor, float]:
-    r"""
-    ``(B,)``: the log-likelihood of independent rows, at infinite concentration; and the largest
-    :math:`s`, where the slope's second term, about :math:`\sum_{jk} s_{jk}^3 / 3 \alpha_{jk}^2`,
-    is small.
+    r"""``(B,)``: the log-likelihood of independent rows; and the largest :math:`s`, where the
+    slope's second term, about :math:`\sum_{jk} s_{jk}^3 / 3 \alpha_{jk}^2`, is small.
     """
     entries, shift = shift_evidence(rows, entries)
     wide = Wide(rows, entries)
@@ -141,9 +128,7 @@ def slope_of(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     else:
         places = choices * entries.num_classes + labels, choices
     tables = entries.alpha.flatten(1), entries.total
-    above, below = (
-        table.expand(len(place), -1).gather(1, place)
-        for table, place in zip(tables, places, strict=True)
-    )
+    pairs = zip(tables, places, strict=True)
+    above, below = (table.expand(len(place), -1).gather(1, place) for table, place in pairs)
     same, every = ranks(choices, labels, rows.num_sources, entries.num_classes)
     return (every / (below + every) - same / (above + same)).sum(-1)

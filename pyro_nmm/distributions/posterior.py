@@ -3,30 +3,27 @@
 
 """Posterior distributions of labels as weighted mixtures over choices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 from pyro.ops.provenance import track_provenance
-from torch import Size, Tensor
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm.arguments import as_set, as_shape, as_tensor, check_integers, check_mask
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components, of_components
 from pyro_nmm.distributions.parameters import Parameters
-from pyro_nmm.distributions.path import PathEstimate, path_of_labels
+from pyro_nmm.distributions.path import PathEstimate, path_of
 from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.distributions.smc import sequential_monte_carlo, stage_size
 from pyro_nmm.graph_arguments import (
     as_nodes,
-    check_evidence_values,
     check_label_range,
-    check_labelling,
     check_labels,
     check_nodes,
     check_pairs,
+    check_possible,
 )
 from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.ops import enumeration
@@ -40,17 +37,15 @@ from pyro_nmm.relabel import KEEP, Channel
 
 
 class Posterior:
-    r"""
-    Posterior of all labels given observed labels, :math:`p(y \mid y_\tau)`: a weighted mixture over
-    choices :math:`c_\tau` (section 3.6 of the paper). :meth:`NeighborMixture.condition` makes it.
+    r"""Posterior of all labels given observed labels, :math:`p(y \mid y_\tau)`: a weighted mixture
+    over choices :math:`c_\tau`, section 3.6 of the paper, by :meth:`NeighborMixture.condition`.
 
     .. math::
 
         p(y \mid y_\tau) \approx \sum_t w_t \, p(y \mid c_\tau^{(t)}, y_\tau), \qquad
         z_j \mid c_\tau^{(t)}, y_\tau \sim \mathrm{Dirichlet}(\alpha_j + s_j^{(t)})
 
-    Every query is a weighted mean of closed forms. Observed nodes keep their label with probability
-    one. A posterior is not differentiable.
+    Queries are weighted means of closed forms, without gradients. Observed nodes keep their labels.
 
     >>> from pyro_nmm import NeighborMixture
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
@@ -91,10 +86,8 @@ class Posterior:
 
     @property
     def states(self) -> Tensor:
-        """
-        ``(T, 2, n)``: choices and borrowed labels of the observed nodes in each component, as
-        samples of :class:`EvidenceConditional` in ascending node id. A component's weight is in
-        :attr:`log_weights`.
+        """``(T, 2, n)``: choices and borrowed labels of the observed nodes in each component, as
+        samples of :class:`EvidenceConditional`, with weights in :attr:`log_weights`.
         """
         labels = self.components.labels.expand_as(self.components.choices)
         both = torch.stack([self.components.choices, labels], 1)
@@ -104,9 +97,8 @@ class Posterior:
     def condition(
         self, y: Tensor, observed: Tensor | None = None, num_samples: int | None = None,
         weighted: bool | None = None,
-    ) -> Posterior:  # fmt: skip
-        r"""
-        The posterior given labels :math:`y_\rho` too: every component draws the new choices,
+    ) -> "Posterior":  # fmt: skip
+        r"""The posterior given labels :math:`y_\rho` too: every component draws the new choices,
 
         .. math::
 
@@ -130,8 +122,7 @@ class Posterior:
             return self
         if not self.channel.certain:
             part = self.parameters.of_rows(self.hood.take(nodes))
-            evidence = part.channel.evidence(part.hood, labels, self.logits)
-            check_evidence_values(part.hood, evidence)
+            check_possible(part.hood, part.channel.evidence(part.hood, labels, self.logits))
         exact, components = self.is_exact and num_samples is None, self.components
         if exact:
             weighted, components = True, components.extended(self.parameters, nodes, labels)
@@ -147,7 +138,9 @@ class Posterior:
 
     def _new(self, query: str, y: Tensor, observed: Tensor | None) -> tuple[Tensor, Tensor]:
         """Nodes that become observed, and their labels."""
-        y = check_labelling(query, self.hood, Size(), y)
+        y = check_labels(self.hood, y, self.hood.num_nodes)
+        if y.dim() != 1:
+            raise ValueError(f"{query} needs one labelling y of shape (N,), got {tuple(y.shape)}")
         observed = torch.ones_like(self.observed) if observed is None else observed
         check_mask(observed, self.hood.num_nodes, self.hood.device)
         both = observed & self.observed
@@ -171,11 +164,9 @@ class Posterior:
     def log_likelihood(
         self, y: Tensor, observed: Tensor | None = None, num_particles: int = 64
     ) -> Tensor:
-        r"""
-        Monte Carlo estimate of :math:`\log p(y_\rho \mid y_\tau)`, in nats, of labels ``(N,)`` that
-        the mask ``observed`` selects, default all others: each of the particles continues a
-        component, see :meth:`NeighborMixture.log_likelihood`. Cost: linear in the edges into
-        :math:`\rho`, times the particles.
+        r"""Monte Carlo estimate of :math:`\log p(y_\rho \mid y_\tau)`, in nats, of labels ``(N,)``
+        where ``observed``, default all others: particles continue components, see
+        :meth:`NeighborMixture.log_likelihood`. Cost: :math:`O(P E_\rho)` for ``P`` particles.
         """
         check_integers(1, num_particles=num_particles)
         nodes, labels = self._new("log_likelihood", y, observed)
@@ -194,8 +185,7 @@ class Posterior:
         self, y: Tensor, observed: Tensor | None = None,
         num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3,
     ) -> PathEstimate:  # fmt: skip
-        r"""
-        :math:`\log p(y_\rho \mid y_\tau)` as for :meth:`log_likelihood`, by path sampling: the
+        r""":math:`\log p(y_\rho \mid y_\tau)` as for :meth:`log_likelihood`, by path sampling: the
         difference of two estimates, see :meth:`NeighborMixture.path_likelihood`. Components are not
         used. If few labels are new, :meth:`log_likelihood` has less noise.
 
@@ -211,8 +201,8 @@ class Posterior:
             return PathEstimate(*self.logits.new_zeros(2))
         every = self.labels.index_copy(0, nodes, labels)
         how = self.parameters, every, num_chains, num_points, num_sweeps
-        estimate = path_of_labels(self.observed.index_fill(0, nodes, True), *how)
-        return estimate.less(path_of_labels(self.observed, *how)) if len(self.nodes) else estimate
+        estimate = path_of(self.observed.index_fill(0, nodes, True), *how)
+        return estimate.less(path_of(self.observed, *how)) if len(self.nodes) else estimate
 
     def _marginals(self, rows: Neighborhood) -> Tensor:
         # Linear in the components' means: one visit to the graph serves all of them.
@@ -227,10 +217,7 @@ class Posterior:
         return self._marginals(self.hood)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
-        """
-        ``(P, C, C)``: joint distributions of the labels of pairs of node ids ``(2, P)``. Cost: for
-        each component :meth:`NeighborMixture.pairwise`, and :math:`O(n)`.
-        """
+        """``(P, C, C)``: :meth:`NeighborMixture.pairwise`, at its cost for each component."""
         check_pairs(self.hood, pairs)
         size, weights, tables = self.num_classes, self.components.weights, []
         for block in blocks(pairs.shape[1], size**2):
@@ -253,8 +240,7 @@ class Posterior:
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:
-        r"""
-        ``(*sample_shape, K)``: joint draws of labels of distinct nodes ``(K,)``, default all:
+        r"""``(*sample_shape, K)``: joint draws of labels of distinct nodes ``(K,)``, default all:
         components by their weight, then choices, then labels from urns that hold the observed ones.
         Cost: :math:`O(E + K (C + \log K) + n \log n)` a draw, ``E`` the edges into these nodes.
         """
@@ -266,20 +252,17 @@ class Posterior:
         attention = parameters.attention[None]
         borrowed = of_components(components.labels, component).expand(number, -1)
         value = nodes.new_empty(number, len(nodes))
-        shown = of_components(components.shown, component)
-        value[:, seen] = shown[..., self._place[nodes[seen]]]
+        value[:, seen] = of_components(components.shown, component)[..., self._place[nodes[seen]]]
         for part in blocks(number if rows.num_rows else 0, 4 * rows.num_edges):
             old = components.choices[component[part]]
             uniforms = attention.new_empty(len(old), rows.num_rows, dtype=torch.double).uniform_()
             new = rows.source[pick(rows, attention, uniforms)]
             labels = draw_from_urns(components.alpha, torch.cat([old, new], 1), borrowed[part])
-            labels = labels[:, len(self.nodes) :]
-            value[part, ~seen] = parameters.channel.draw(rows, new, labels)
+            value[part, ~seen] = parameters.channel.draw(rows, new, labels[:, len(self.nodes) :])
         return value.view(*shape, len(nodes))
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
-        r"""
-        ``(...)``: :math:`\log p(y_\kappa \mid y_\tau)` of labels ``(..., K)`` of a few distinct
+        r"""``(...)``: :math:`\log p(y_\kappa \mid y_\tau)` of labels ``(..., K)`` of a few distinct
         nodes ``(K,)``; ``-inf`` if an observed node has another label.
         """
         check_nodes(self.hood, nodes)
@@ -300,15 +283,13 @@ class Posterior:
             if rows.num_rows:
                 alpha = self.components.concentrations(sources, part)
                 log_prob = log_prob + enumeration.log_marginal(rows, alpha, *query)
-            log_prob = log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf)
-            parts.append(log_prob.logsumexp(0))
+            parts.append(log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf).logsumexp(0))
         return torch.stack(parts).logsumexp(0).view(labels.shape[:-1])
 
     def predict(
         self, nodes: Tensor | None = None, method: str = "marginal", generator=None
     ) -> Tensor:
-        r"""
-        Predicted labels.
+        r"""Predicted labels.
 
         * ``"marginal"``: the mode of each node's own marginal.
         * ``"joint"``: the joint mode of a small set of nodes, over all :math:`C^K` labellings.
@@ -345,10 +326,7 @@ class Posterior:
 
     @torch.no_grad()
     def counts(self, sets: Sequence[Tensor], label: int, num_samples: int = 1000) -> Tensor:
-        """
-        ``(num_samples, S)`` draws of the number of nodes with a label in each of ``S`` sets, given
-        by node ids ``(K,)`` or masks ``(N,)``; their quantiles make intervals.
-        """
+        """``(num_samples, S)``: draws of how many nodes have a label, in sets of ids or masks."""
         check_integers(0, label=label)
         check_integers(1, num_samples=num_samples)
         if label >= self.num_classes:
@@ -370,12 +348,10 @@ class Posterior:
     def information_gain(
         self, nodes: Tensor | None = None, num_partners: int | None = None
     ) -> Tensor:
-        r"""
-        ``(K,)``: the expected information, in nats, that each node's label gives about all labels,
-        for active learning: :math:`H(y_i) + \sum_{j \ne i} I(y_i ; y_j)` over the nodes `j` that
-        share a source with `i`; zero for observed labels. The sum counts information twice that two
-        of these nodes share. The entropy :math:`H(y_i)` alone ranks nodes almost equally, unless
-        few sources are shared by many nodes.
+        r"""``(K,)``: the expected information, in nats, that each node's label gives about all
+        labels, for active learning: :math:`H(y_i) + \sum_{j \ne i} I(y_i ; y_j)` over the nodes `j`
+        that share a source with `i`; zero for observed labels. The sum counts information twice
+        that two of these nodes share. :math:`H(y_i)` alone ranks nodes alike if few share a source.
 
         :param Tensor nodes: ``(K,)`` distinct node ids, default all.
         :param int num_partners: Estimate the sum without bias from so many random `j` for each `i`,

@@ -30,10 +30,9 @@ class _Inputs(NamedTuple):
 def predict_in_turn(
     hood: Neighborhood, logits: Tensor, components: Components, order: Tensor, generator=None
 ) -> Tensor:
-    r"""
-    ``(n,)``: labels of unobserved nodes in an order ``(n,)``, by the rule at the end of the paper's
-    section 3.6. Node ``i`` takes the mode of :math:`p(y_i \mid y_\tau, \hat y_{<i})`, and each of
-    the ``T`` components draws a choice for it, which changes the counts of later nodes.
+    r"""``(n,)``: labels of unobserved nodes in an order ``(n,)``, by the rule at the end of the
+    paper's section 3.6. Node ``i`` takes the mode of :math:`p(y_i \mid y_\tau, \hat y_{<i})`, and
+    each of the ``T`` components draws a choice for it, which changes the counts of later nodes.
     Cost: :math:`O(T E C)`, and memory of :math:`O(T M C)` for ``M`` neighbours.
     """
     rows, sources = compact(hood.take(order))

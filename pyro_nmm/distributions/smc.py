@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Importance-weighted and sequential Monte Carlo estimates of :math:`\log p(y)`.
+r"""Importance-weighted and sequential Monte Carlo estimates of :math:`\log p(y)`.
 
 The mean weight :math:`\prod_i e^{f_i}` of ``P`` draws of :math:`q(c \mid y)`, the particles, is an
 unbiased estimate of :math:`p(y)`. Over many nodes a few particles come to hold all the weight.
@@ -37,14 +36,9 @@ def stage_size(device: torch.device) -> int:
 
 
 def estimate_log_likelihood(
-    hood: Neighborhood,
-    make: Callable[[Neighborhood], Stages],
-    observed: Tensor | None,
-    given: Tensor | None,
-    num_particles: int,
-    num_stages: int | None,
-    order: Tensor | None,
-) -> Tensor:
+    hood: Neighborhood, make: Callable[[Neighborhood], Stages], observed: Tensor | None,
+    given: Tensor | None, num_particles: int, num_stages: int | None, order: Tensor | None,
+) -> Tensor:  # fmt: skip
     """:meth:`NeighborMixture.log_likelihood` in double; ``make`` gives the stages of rows."""
     check_integers(1, num_particles=num_particles)
     if num_stages is not None:
@@ -102,12 +96,12 @@ def sequential_monte_carlo(
     increments, recent, last = [], [], 0
     for size in sizes:
         first, last = last, last + size
-        stage = draws.draw(counts, first, last, num_particles)
-        weighted = log_weights + stage.log_labels().double().sum(-1)
+        numbers, terms = draws.draw(counts, first, last, num_particles)
+        weighted = log_weights + terms().double().sum(-1)
         increments.append(weighted.logsumexp(0))
         log_weights = weighted - increments[-1]
-        draws.add(counts, stage.numbers)
-        recent.append(stage.numbers)
+        draws.add(counts, numbers)
+        recent.append(numbers)
         if (2 * log_weights).logsumexp(0) > -math.log(max(threshold * num_particles, 1)):
             parents = _systematic(log_weights)
             if len(ancestors.unique()) > 1:  # particles differ in the given counts too

@@ -1,20 +1,20 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Counts of earlier and later entries that share a key."""
+"""Counts of earlier and later entries that share a key, and sums over graphs of a batch."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import scatter
 
 from pyro_nmm import backend
+from pyro_nmm.arguments import expect, expect_all
 from pyro_nmm.neighborhood import Neighborhood
 
 
-def ranks(
-    choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int
-) -> tuple[Tensor, Tensor]:
+def ranks(choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int) -> tuple[Tensor, ...]:
     """``(B, n)`` twice: how many earlier entries chose the same, with the same label and any."""
     if loops := backend.loops_on(choices.device):
         return loops.ranks(choices, labels, num_nodes, num_classes)
@@ -94,8 +94,7 @@ class Places:
 
 
 class ChoiceGroups:
-    r"""
-    Sums over the earlier or the later choices of each edge's source: of those with the edge's
+    r"""Sums over the earlier or the later choices of each edge's source: of those with the edge's
     label ``(b, num_edges)``, as :math:`s_{ij}`, and of all, as :math:`S_{ij}`. An edge has ``size``
     entries, one or one for each label. Cost: :math:`O(E \log E)`, and :math:`O(B E)` a sum.
     """
@@ -153,5 +152,22 @@ def posterior_alpha(alpha: Tensor, choices: Tensor, labels: Tensor) -> Tensor:
     index = choices * num_classes + labels
     ones = torch.ones_like(index, dtype=alpha.dtype)
     empty = alpha.new_zeros(*index.shape[:-1], num_nodes * num_classes)
-    counts = empty.scatter_add(-1, index, ones)
-    return alpha + counts.unflatten(-1, (num_nodes, num_classes))
+    return alpha + empty.scatter_add(-1, index, ones).unflatten(-1, (num_nodes, num_classes))
+
+
+def sum_by_graph(hood: Neighborhood, values: Tensor, nodes: Tensor, batch: Tensor) -> Tensor:
+    """``(..., num_graphs)``: sums of values ``(..., n)`` of nodes over each graph of a batch."""
+    note = "one graph number per node"
+    batch = expect("batch", batch, (hood.num_nodes,), kind="integers", note=note).long()
+    expect_all("batch", batch, batch >= 0, "hold graph numbers from 0 on")
+    component = hood.components()
+    ends = (scatter(batch[hood.nodes], component, dim_size=hood.num_rows, reduce=end)
+            for end in ("min", "max"))  # fmt: skip
+    least, most = (end[component] for end in ends)
+    if (least != most).any():
+        place = int((least != most).nonzero()[0])
+        raise ValueError(
+            f"batch puts nodes that share sources into graphs {int(least[place])} and "
+            f"{int(most[place])}: labels of different graphs must be independent"
+        )
+    return scatter(values, batch[nodes], dim=-1, dim_size=int(batch.max()) + 1, reduce="sum")

@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Entries: the labels that a row may borrow over each of its edges, and their log-probabilities.
+r"""Entries: the labels that a row may borrow over each of its edges, and their log-probabilities.
 
 Row after row draws an edge and a label, :math:`(c_i, u_i)`, in proportion to the summands of
 
@@ -139,12 +138,6 @@ class Wide:
         return Draw(numbers.div(self.size, rounding_mode="floor"), numbers % self.size)
 
 
-def draw_of_edges(rows: Neighborhood, entries: Entries, edges: Tensor) -> Draw:
-    """The draw of chosen edges ``(B, num_rows)`` with observed labels."""
-    wide = Wide(rows, entries)
-    return wide.split(edges)._replace(counts=wide.groups.earlier(wide.chosen(edges)))
-
-
 class _Predictive(torch.autograd.Function):
     # The counts are constants, so the whole sequence is one sum over entries. Its derivative is
     # written down, because autograd's tape would cost about twice as much.
@@ -199,11 +192,9 @@ class _Compiled(torch.autograd.Function):
 
 
 def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor, Tensor]:
-    r"""
-    ``(B, num_rows)`` twice: log-probabilities :math:`f_i` of labels or observations, and
-    :math:`\log q(c_i, u_i \mid \cdot)` of draws, the logarithm of one summand of :math:`e^{f_i}`
-    less :math:`f_i`, both given the earlier rows. Differentiable in ``entries``. Cost:
-    :math:`O(B E K)`, forward and backward.
+    r"""``(B, num_rows)`` twice, given earlier rows: log-probabilities :math:`f_i` of labels or
+    observations, and :math:`\log q(c_i, u_i \mid \cdot)` of draws, the logarithm of one summand of
+    :math:`e^{f_i}` less :math:`f_i`. Differentiable in ``entries``. Cost: :math:`O(B E K)`.
     """
     plain, provenance = untracked(*entries)
     entries, top = shift_evidence(rows, Entries(*plain))

@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-A lower bound on the entropy of a Neighbor Mixture Model, and its gradient.
+r"""A lower bound on the entropy of a Neighbor Mixture Model, and its gradient.
 
 The bound is :math:`E_{p(y, c)} \sum_i h_i` with :math:`h_i = H(p(y_i \mid y_{<i}, c_{<i}))`. Row
 :math:`i` draws choice and label :math:`(j, k)` with probability
@@ -20,7 +19,7 @@ from pyro_nmm import backend
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups, indicator
-from pyro_nmm.ops.sampling import draw_given_choices, pick
+from pyro_nmm.ops.sampling import draw_given_choices, pick, uniforms_of
 from pyro_nmm.ops.score_costs import costs_to_go, others_mean
 
 
@@ -42,8 +41,7 @@ def entropy_bound(
     if estimator is EntropyEstimator.REWARD_TO_GO:
         component = hood.components().index_select(0, rows.nodes)
     with torch.no_grad():
-        uniforms = torch.rand(num_samples, rows.num_rows, dtype=torch.double, device=rows.device)
-        edges = pick(rows, attention.expand(num_samples, -1), uniforms)
+        edges = pick(rows, attention.expand(num_samples, -1), uniforms_of(rows, num_samples))
         labels = draw_given_choices(alpha, rows.source[edges])
     return entropy_samples(rows, alpha, attention, edges, labels, component)
 
@@ -52,8 +50,7 @@ def entropy_samples(
     rows: Neighborhood, alpha: Tensor, attention: Tensor, edges: Tensor, labels: Tensor,
     component: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    r"""
-    ``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``, with the derivative
+    r"""``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``, with
 
     .. math::
 
@@ -130,8 +127,7 @@ def _added(attention: Tensor, mean: Tensor, below: Tensor, probs: Tensor) -> Ten
     weight = attention / (below + 1)
     rest = (probs - weight * mean).clamp(min=0)
     parts = entr(rest)
-    change = (parts - entr(probs)).sum(1, keepdim=True)
-    return change - parts + entr(rest + weight)
+    return (parts - entr(probs)).sum(1, keepdim=True) - parts + entr(rest + weight)
 
 
 def _over_edges(sums, values: Tensor) -> Tensor:

@@ -41,8 +41,7 @@ def check_size(rows: Neighborhood, numbers_each: int = 1) -> int:
 def log_joint(
     rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor, edges: Tensor
 ) -> Tensor:
-    r"""
-    ``(..., Q, M)``: :math:`\log p(y, c)` of labellings ``(Q, num_rows)`` with chosen edges
+    r"""``(..., Q, M)``: :math:`\log p(y, c)` of labellings ``(Q, num_rows)`` with chosen edges
     ``(M, num_rows)``, the paper's equation (4). ``logits`` are in the order of ``rows``.
     """
     log_prob = rows.log_softmax(logits)[..., edges].sum(-1).unsqueeze(-2)
@@ -99,15 +98,6 @@ def log_marginals(
     columns = alpha, logits, labels.unbind(1), channel.split(batch)
     columns_log_prob = [log_marginal(rows, *column) for column in zip(*columns, strict=True)]
     return torch.stack(columns_log_prob, 1).view(shape)
-
-
-def log_posterior(
-    rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor]:
-    r"""All choices ``(M, num_rows)`` as node ids, and :math:`\log p(c_\tau \mid y_\tau)`."""
-    edges = enumerate_choices(rows)
-    log_prob = log_joint(rows, alpha, logits, labels[None], edges).squeeze(-2)
-    return rows.source[edges], log_prob.log_softmax(-1)
 
 
 def enumerate_labels(num_nodes: int, num_classes: int, device=None) -> Tensor:

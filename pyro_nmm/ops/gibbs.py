@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Collapsed Gibbs sampling [1] of choices and labels given evidence.
+r"""Collapsed Gibbs sampling [1] of choices and labels given evidence.
 
 Row after row is drawn anew, given all others,
 
@@ -32,7 +31,7 @@ from pyro_nmm import backend
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import Draw, Entries, Wide, shift_evidence
-from pyro_nmm.ops.sampling import settle
+from pyro_nmm.ops.sampling import settle, uniforms_of
 
 
 class Sweeps(NamedTuple):
@@ -59,8 +58,7 @@ def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) ->
         numbers, *_ = settle(wide.rows, wide.groups, *weights, part, numbers)
         visited.append(one_hot(wide.split(numbers).labels, entries.num_classes).int())
     there = torch.stack(visited, 1)  # (B, S, num_rows, C)
-    sums = (there.sum(dim, dtype=torch.int32) for dim in (1, 2))
-    return Sweeps(wide.split(numbers), *sums)
+    return Sweeps(wide.split(numbers), *(there.sum(dim, dtype=torch.int32) for dim in (1, 2)))
 
 
 @torch.no_grad()
@@ -119,17 +117,13 @@ class SweepRecord(NamedTuple):
 def run_chains(
     rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int, num_kept: int = 1
 ) -> tuple[SweepRecord, Draw]:
-    """
-    Sweeps of ``B`` chains, and ``num_kept`` states of each, ``(num_kept * B, num_rows)``, at even
-    distances in the second half of the sweeps. The last state is one of them.
-    """
-    size, first = draw.edges.shape, num_sweeps // 2
+    """Sweeps of ``B`` chains, and ``num_kept`` states of each, evenly in the second half."""
+    numbers, first = draw.edges.numel() * (1 + entries.num_classes), num_sweeps // 2
     ends = [first + (k + 1) * (num_sweeps - first) // num_kept for k in range(num_kept)]
     totals, kept, start = [], [], 0
     for end in (first, *ends):
-        for part in blocks(end - start, size.numel() * (1 + entries.num_classes)):
-            shape = part.stop - part.start, *size
-            uniforms = torch.rand(shape, dtype=torch.double, device=rows.device)
+        for part in blocks(end - start, numbers):
+            uniforms = uniforms_of(rows, part.stop - part.start, len(draw.edges))
             swept = sweep(rows, entries, draw, uniforms)
             draw = swept.draw
             totals.append(swept.totals)
@@ -137,5 +131,4 @@ def run_chains(
         start = end
     edges, labels = zip(*(draw[:2] for draw in kept), strict=True)
     states = Draw(torch.cat(edges), torch.cat(labels))
-    later = torch.cat(totals, 1)[:, first:]
-    return SweepRecord(draw, later.to(entries.alpha.dtype)), states
+    return SweepRecord(draw, torch.cat(totals, 1)[:, first:].to(entries.alpha.dtype)), states

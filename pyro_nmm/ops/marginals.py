@@ -35,8 +35,7 @@ def spread(hood: Neighborhood, mean: Tensor, attention: Tensor, channel: Channel
     cached = mean.device.type == "cpu" and not mean.requires_grad
     for part in blocks(hood.num_edges, numbers, cached):
         messages = channel.of(part).push(mean.index_select(-2, hood.source[part]))
-        messages = attention[..., part, None] * messages
-        marginals = marginals.index_add_(-2, hood.row[part], messages)
+        marginals = marginals.index_add_(-2, hood.row[part], attention[..., part, None] * messages)
     return marginals
 
 
@@ -50,8 +49,7 @@ def node_log_probs(
 
 
 class PairRows:
-    r"""
-    The rows, sources and common neighbours of pairs ``(2, P)`` of node ids, which give
+    r"""The rows, sources and common neighbours of pairs ``(2, P)`` of node ids, which give
 
     .. math::
 
@@ -59,8 +57,7 @@ class PairRows:
             L_{im} L_{jm} \mathrm{Cov}(z_{ma}, z_{mb})
 
     with :math:`\mathrm{Cov}(z_{ma}, z_{mb}) = (\delta_{ab} \mu_{ma} - \mu_{ma} \mu_{mb}) /
-    (A_m + 1)` and :math:`\mu_m = \alpha_m / A_m`. A node paired with itself has the diagonal
-    table of its marginal.
+    (A_m + 1)` and :math:`\mu_m = \alpha_m / A_m`. A node with itself has a diagonal table.
     """
 
     nodes: Tensor  #: ``(R,)`` node ids of the pairs
@@ -84,14 +81,9 @@ class PairRows:
         sizes = len(self.nodes) + len(self.sources), self.pairs.shape[1] * num_classes
         return sum(sizes) * num_classes
 
-    def tables(
-        self, alpha: Tensor, attention: Tensor, marginals: Tensor, channel: Channel = KEEP
-    ) -> Tensor:
-        """
-        ``(..., P, C, C)``: joint distributions, from ``alpha`` of ``sources``, attention and
-        channel of the edges of ``rows``, and marginals of ``nodes``.
-        """
-        first, second = (marginals.index_select(-2, places) for places in self.pairs)
+    def tables(self, alpha: Tensor, attention: Tensor, probs: Tensor, channel: Channel) -> Tensor:
+        """``(..., P, C, C)``: joint distributions, by ``alpha`` of ``sources``."""
+        first, second = (probs.index_select(-2, places) for places in self.pairs)
         table = first.unsqueeze(-1) * second.unsqueeze(-2)
         numbers = table[..., 0, :, :].numel()
         for part in blocks(len(self.common[0]), numbers):
@@ -102,8 +94,7 @@ class PairRows:
             both = (attention[..., edge_i] * attention[..., edge_j]).unsqueeze(-1) / (total + 1)
             shared = -(both * mean).unsqueeze(-1) * mean.unsqueeze(-2)
             shared.diagonal(dim1=-2, dim2=-1).add_(both * mean)
-            shared = channel.push_tables(edge_i, edge_j, shared)
-            table = table.index_add_(-3, pair, shared)
+            table = table.index_add_(-3, pair, channel.push_tables(edge_i, edge_j, shared))
         same = (self.pairs[0] == self.pairs[1])[:, None, None]
         return torch.where(same, torch.diag_embed(first), table)
 
@@ -128,16 +119,14 @@ def expected_interaction(
     hood: Neighborhood, alpha: Tensor, attention: Tensor, marginals: Tensor, pairs: Tensor,
     interaction: Tensor,
 ) -> Tensor:  # fmt: skip
-    r"""
-    ``(..., P)``: :math:`E[\phi(y_i, y_j)]` for pairs of different nodes, without their tables,
+    r"""``(..., P)``: :math:`E[\phi(y_i, y_j)]` for pairs of different nodes, without their tables,
 
     .. math::
 
         u_i^\top \phi \, u_j + \sum_{m \in n(i) \cap n(j)} L_{im} L_{jm}
             \frac{\sum_a \phi_{aa} \mu_{ma} - \mu_m^\top \phi \, \mu_m}{A_m + 1} ,
 
-    with marginals :math:`u` and interaction :math:`\phi`, ``(C, C)``. Cost: :math:`O(N C^2)` and,
-    for each pair, the smaller degree.
+    for marginals :math:`u`, :math:`\phi` ``(C, C)``. Cost: :math:`O(N C^2)`, and degrees.
     """
     first, second = (marginals.index_select(-2, nodes) for nodes in pairs)
     total = alpha.sum(-1)
@@ -148,24 +137,19 @@ def expected_interaction(
     pair, edge_i, edge_j = hood.common_neighbors(pairs)
     weight = attention.index_select(-1, edge_i) * attention.index_select(-1, edge_j)
     weight = weight * shared.index_select(-1, hood.source.index_select(0, edge_i))
-    expected = ((first @ interaction) * second).sum(-1)
-    return expected.index_add(-1, pair, weight)
+    return ((first @ interaction) * second).sum(-1).index_add(-1, pair, weight)
 
 
 class Intervals(NamedTuple):
-    r"""
-    Every node's mean label :math:`\sum_k k \, p(y_i = k)` and the real-valued ends of an interval,
-    each ``(..., N)``. :meth:`NeighborMixture.intervals` makes them.
-    """
+    r"""Mean labels :math:`\sum_k k \, p(y_i = k)` and the ends of intervals, each ``(..., N)``."""
 
     mean: Tensor  #: ``(..., N)`` mean label
     low: Tensor  #: ``(..., N)`` lower end
     high: Tensor  #: ``(..., N)`` upper end
 
     def coverage(self, y: Tensor) -> Tensor:
-        r"""
-        The share of labels ``(..., N)`` in their intervals. A label ``k`` on an end counts by the
-        part of ``k - 0.5`` to ``k + 0.5`` that is inside. Its mean under the model is ``level``.
+        r"""The share of labels ``(..., N)`` in their intervals. A label ``k`` on an end counts by
+        the part of ``k - 0.5`` to ``k + 0.5`` that is inside. Its mean is ``level``.
 
         >>> low, high = torch.tensor([3.25, 0.0, 5.0]), torch.tensor([4.5, 9.0, 7.0])
         >>> Intervals((low + high) / 2, low, high).coverage(torch.tensor([3, 4, 8]))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_nmm.blocks import blocks
-from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.neighborhood import Neighborhood, spans
 
 
 def sharing(hood: Neighborhood, nodes: Tensor) -> Tensor:
@@ -18,8 +18,7 @@ def sharing(hood: Neighborhood, nodes: Tensor) -> Tensor:
     first = degree.cumsum(0) - degree
     rows = hood.take(nodes)
     number = degree[rows.source]
-    start = (first[rows.source] - number.cumsum(0) + number).repeat_interleave(number)
-    place = start + torch.arange(len(start), device=start.device)
+    place = spans(first[rows.source], number)
     pairs = torch.stack([rows.target.repeat_interleave(number), hood.target[order[place]]])
     return pairs[:, pairs[0] != pairs[1]].unique(dim=1)
 
@@ -51,9 +50,7 @@ def draw_partners(
     hood: Neighborhood, nodes: Tensor, attention: Tensor, total: Tensor, free: Tensor,
     num_partners: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    r"""
-    Distinct pairs ``(2, P)`` of a node and a random partner, by a step to a source and a step to
-    another of its nodes, and ``scale`` ``(P,)``:
+    r"""Distinct pairs ``(2, P)`` of nodes and random partners over a source; ``scale`` ``(P,)``:
 
     .. math::
 

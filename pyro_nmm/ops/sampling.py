@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Draws of neighbour choices and of labels, without a sequential loop over nodes.
+r"""Draws of neighbour choices and of labels, without a sequential loop over nodes.
 
 With its uniform number fixed, a row's choice is a function of the counts that it sees, so a whole
 sample is the fixed point of *draw all rows at once, count, repeat*. Each sweep settles at least one
@@ -25,11 +24,14 @@ from pyro_nmm.ops.entries import Draw, Entries, Wide, shift_evidence
 from pyro_nmm.provenance import untracked
 
 
+def uniforms_of(rows: Neighborhood, *shape: int) -> Tensor:
+    """``(*shape, num_rows)`` float64."""
+    return torch.rand(*shape, rows.num_rows, dtype=torch.double, device=rows.device)
+
+
 def pick(rows: Neighborhood, weights: Tensor, uniforms: Tensor) -> Tensor:
-    """
-    ``(B, num_rows)``: the edge of every row at which the cumulative weight passes ``uniforms``
-    ``(B, num_rows)`` of its sum. Weights ``(B, num_edges)`` have any scale in each row; no edge of
-    weight zero is picked.
+    """``(B, num_rows)``: the edge of each row at which cumulative weights ``(B, num_edges)``, of
+    any scale, pass ``uniforms`` ``(B, num_rows)`` of their sum. No edge of weight zero is picked.
     """
     # Rows that sum to one let a single running sum serve all of them, and the whole batch: a GPU
     # gives each row of a two-dimensional running sum to one of its many processors.
@@ -136,23 +138,20 @@ def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
         return draw_from_urns(alpha, choices)
     if alpha.dim() == 2 and choices.numel() >= MANY and alpha.device.type == "cpu":
         return draw_from_urns(alpha, choices)
-    log_z = _log_dirichlet(alpha.expand(*choices.shape[:-1], *alpha.shape[-2:]))
+    alpha = alpha.expand(*choices.shape[:-1], *alpha.shape[-2:])
+    # Gamma variates of small shape underflow, but not the logarithm of G_(a + 1) U^(1 / a).
+    gamma = torch._standard_gamma(alpha + 1).log()
+    log_z = gamma + torch.rand_like(gamma).clamp(min=1e-30).log() / alpha
     index = choices[..., None].expand(*choices.shape, alpha.shape[-1])
     # Unchecked: the checks fail without draws.
     law = torch.distributions.Categorical(logits=log_z.gather(-2, index), validate_args=False)
     return law.sample()
 
 
-def _log_dirichlet(alpha: Tensor) -> Tensor:
-    # Gamma variates of small shape underflow, but not the logarithm of G_(a + 1) U^(1 / a).
-    gamma = torch._standard_gamma(alpha + 1).log()
-    return gamma + torch.rand_like(gamma).clamp(min=1e-30).log() / alpha
-
-
 @torch.no_grad()
 def draw_from_urns(alpha: Concentrations, choices: Tensor, known: Tensor | None = None) -> Tensor:
-    r"""
-    ``(..., n)``: labels of :math:`p(y \mid c)` without any label distribution. The entry of rank
+    r"""``(..., n)``: labels of :math:`p(y \mid c)` without any label distribution. The entry of
+    rank
     :math:`t` among those that chose :math:`j`, counted from zero,
 
     .. math::
@@ -172,8 +171,7 @@ def draw_from_urns(alpha: Concentrations, choices: Tensor, known: Tensor | None 
     # Single precision has too few digits for a place among millions.
     share = torch.rand_like(total, dtype=torch.double)
     earlier = groups.order[groups.first + (share * rank).long()]
-    place = torch.arange(len(rank), device=rank.device)
-    origin = torch.where(copies, earlier, place)
+    origin = torch.where(copies, earlier, torch.arange(len(rank), device=rank.device))
     while not torch.equal(further := origin[origin], origin):  # twice as far each time
         origin = further
     labels = draw_labels(alpha, choices[..., first:])

@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Costs that choices are charged with: the score-function half of the bound's gradient.
+r"""Costs that choices are charged with: the score-function half of the bound's gradient.
 
 The bound :math:`E_q \sum_i f_i` has the gradient
 
@@ -27,7 +26,7 @@ from math import prod
 
 import torch
 from pyro.distributions.score_parts import ScoreParts
-from torch import Size, Tensor
+from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_nmm import backend
@@ -49,10 +48,9 @@ class ScoreEstimator(StrEnum):
 def score_parts(
     estimator: ScoreEstimator, log_choice: Tensor, costs: Tensor, charge: Callable[[], Tensor]
 ) -> ScoreParts:
-    r"""
-    Score parts of :math:`q` for Pyro's losses, which add score times the whole bound. The score of
-    a row has mean zero given the past, so the entropy term may subtract costs that its choice does
-    not change. ``costs`` are :math:`f_i` ``(..., n)``, and ``charge`` makes :math:`D_i - b_i`.
+    r"""Score parts of :math:`q` for Pyro's losses, which add score times the whole bound. The score
+    of a row has mean zero given the past, so the entropy term may subtract costs that its choice
+    does not change. ``costs`` are :math:`f_i` ``(..., n)``, and ``charge`` makes :math:`D_i - b_i`.
     """
     log_prob = log_choice.sum(-1)
     if estimator is ScoreEstimator.REINFORCE:
@@ -71,9 +69,8 @@ def costs_to_go(component: Tensor, log_label: Tensor) -> Tensor:
 
 
 def one_step_credits(rows: Neighborhood, entries: Entries, draw: Draw, predicted: Tensor) -> Tensor:
-    r"""
-    ``(B, n)`` double: :math:`D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i}`, the
-    direct effect of the count of :math:`(c_i, u_i) = (j, k)` on later rows with neighbour
+    r"""``(B, n)`` double: :math:`D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i}`,
+    the direct effect of the count of :math:`(c_i, u_i) = (j, k)` on later rows with neighbour
     :math:`j`, given :math:`f`. Cost: :math:`O(B E K)` in loops.
 
     A row whose edge to :math:`j` has an entry of :math:`k` changes by another value than a row
@@ -108,12 +105,6 @@ def one_step_credits(rows: Neighborhood, entries: Entries, draw: Draw, predicted
     once = pad(other, (0, wide.size - 1))  # of an edge, not of each of its entries
     later = wide.groups.later((equal - other).flatten(1), once.flatten(1))
     return sum(later).gather(1, numbers)  # type: ignore[union-attr]
-
-
-def less_baseline(costs: Tensor, sizes: Size, fresh: Callable[[], Tensor]) -> Tensor:
-    """Costs less their mean over other draws, along ``sizes`` of one, or less ``fresh`` costs."""
-    baseline = others_mean(costs, [d for d, size in enumerate(sizes) if size == 1])
-    return costs - (fresh() if baseline is None else baseline)
 
 
 def others_mean(costs: Tensor, dims: list[int]) -> Tensor | None:

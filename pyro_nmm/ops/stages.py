@@ -1,16 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Sequential draws in stages, each given the counts of all earlier draws.
-
-The counts of a particle take :math:`O(E)` memory, :math:`O(E C)` where labels are latent, and a
-stage costs its own edges.
-"""
+"""Draws in stages, given counts of earlier ones: :math:`O(E)` or :math:`O(E C)` a particle."""
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +13,7 @@ from pyro_nmm.concentrations import Concentrations, chosen_rows, written_out
 from pyro_nmm.neighborhood import Neighborhood, compact, consecutive
 from pyro_nmm.ops.counts import Places, on_edges
 from pyro_nmm.ops.entries import Entries, entries_of, predictive
-from pyro_nmm.ops.sampling import draw_entries
+from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel
 
@@ -28,30 +22,18 @@ from pyro_nmm.relabel import Channel
 Counts = tuple[Tensor, ...]
 
 
-class _Stage(NamedTuple):
-    """The draw of a stage."""
-
-    numbers: Tensor  #: ``(P, n)`` drawn entries, as in :class:`Stages`
-    log_labels: Callable[[], Tensor]  #: gives ``(P, n)``, :math:`f_i`
-
-
 class Stages:
-    """
-    Rows in the order of the draw, with observed labels or evidence: ``data`` of :class:`Entries`
-    without a batch. ``logits`` are of the whole graph. Entry ``k`` of an edge has the number
-    ``edge * K + k``.
+    """Rows in the order of the draw, with observed labels or evidence: ``data`` of :class:`Entries`
+    without a batch. ``logits`` are of the whole graph. Entry ``k`` of an edge is ``edge * K + k``.
     """
 
-    def __init__(
-        self, rows: Neighborhood, alpha: Concentrations, logits: Tensor, data: Tensor
-    ) -> None:
+    def __init__(self, rows: Neighborhood, alpha: Concentrations, logits: Tensor, data: Tensor):
         self.rows, self.sources = compact(rows)
         self.num_classes = alpha.shape[-1]
         log_attention = rows.log_softmax(logits.index_select(0, rows.edge))
         #: ``provenance``: which samples of a Pyro program the draw depends on.
-        (log_attention, alpha, data), self.provenance = untracked(
-            log_attention, chosen_rows(alpha, self.sources), data
-        )
+        values = log_attention, chosen_rows(alpha, self.sources), data
+        (log_attention, alpha, data), self.provenance = untracked(*values)
         entries = entries_of(self.rows, alpha, log_attention, data)
         self._entries = entries.map(lambda part: part[None])
         self._size = 1 if entries.observed else self.num_classes
@@ -73,11 +55,8 @@ class Stages:
         return (3 + self._size) * self.rows.num_edges
 
     def no_counts(self, num_particles: int) -> Counts:
-        sizes = len(self._by_label.keys), len(self.sources)
-        device = self.sources.device
-        return tuple(
-            torch.zeros(num_particles, size, dtype=torch.int32, device=device) for size in sizes
-        )
+        shapes = ((num_particles, len(part)) for part in (self._by_label.keys, self.sources))
+        return tuple(self.sources.new_zeros(shape, dtype=torch.int32) for shape in shapes)
 
     def counts(self, choices: Tensor, labels: Tensor) -> Counts:
         """Counts of choices ``(P, n)`` of other nodes, with labels ``(n,)`` or ``(P, n)``."""
@@ -91,29 +70,28 @@ class Stages:
             index = key[place]
             table.scatter_add_(1, index, torch.full_like(index, times, dtype=table.dtype))
 
-    def draw(self, counts: Counts | None, first: int, last: int, num_particles: int) -> _Stage:
-        """The draws of rows ``first..last - 1``; ``counts`` is ``None`` without earlier ones."""
+    def draw(
+        self, counts: Counts | None, first: int, last: int, num_particles: int
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        """``(P, n)``: entries drawn for rows ``first..last - 1``; and what gives their terms."""
         part, span = consecutive(self.rows, first, last)
         rows, near = compact(part)
-        uniforms = torch.rand(
-            num_particles, last - first, dtype=torch.double, device=self.sources.device
-        )
         entries = self._of_stage(near, span, slice(first, last), counts)
-        draw = draw_entries(rows, entries, uniforms)
+        draw = draw_entries(rows, entries, uniforms_of(rows, num_particles))
         numbers = draw.edges + span.start
         if not entries.observed:
             numbers = numbers * self._size + draw.labels
-        return _Stage(numbers, lambda: predictive(rows, entries, draw)[0])
+        return numbers, lambda: predictive(rows, entries, draw)[0]
 
     def _of_stage(self, near: Tensor, edges: slice, rows: slice, counts: Counts | None) -> Entries:
         log_attention, alpha, total, data, num_classes = self._entries
         data = data[:, edges if data.shape[1] == self.rows.num_edges else rows]
         place = edges if self._size == 1 else near
-        alpha, total = alpha[:, place], total[:, place]
+        by_edge, alpha, total = self._size == 1, alpha[:, place], total[:, place]
         if counts is not None:
             by_label = self._by_label.place.view(self._entries.alpha.shape[1:])
             alpha = alpha + counts[0][:, by_label[place]]
-            total = total + counts[1][:, self.rows.source[edges] if self._size == 1 else near]
+            total = total + counts[1][:, self.rows.source[edges] if by_edge else near]
         return Entries(log_attention[:, edges], alpha, total, data, num_classes)
 
     def _place(self, numbers: Tensor) -> Tensor:

@@ -28,12 +28,7 @@ from pyro_nmm import (
     sources,
 )
 from pyro_nmm.datasets import seed_batch, with_in_degree
-from pyro_nmm.guides import (
-    AmortizedNMM,
-    SeedLoss,
-    evidence_guide,
-    ordered_guide,
-)
+from pyro_nmm.guides import AmortizedNMM, SeedLoss, evidence_guide, ordered_guide
 from pyro_nmm.metrics import brier, mean_log_prob
 from pyro_nmm.models import (
     Annotators,
@@ -96,7 +91,8 @@ def draws(kind, there):
     """Choices of given uniforms."""
     for seed in range(200 if there.place == "cuda" else 8):
         hood, *parts, shape, uniforms = random_case(seed, kind)
-        draw = OrderedConditional(*there(hood, *parts))._draw(shape, there(uniforms))
+        q = OrderedConditional(*there(hood, *parts))
+        draw = draw_entries(q.rows, q._flat(shape), there(uniforms))
         yield from (*draw[:2], *draw.counts)
 
 

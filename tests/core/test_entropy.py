@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from oracle import edge_lists, entropy_bound, of_hood
 from pyro.ops.provenance import get_provenance, track_provenance
 
-from pyro_nmm import (
-    NeighborChoice,
-    Neighborhood,
-    NeighborMixture,
-    OrderedConditional,
-    backend,
-)
+from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional, backend
 from pyro_nmm.ops.entropy import entropy_samples
 
 GRAPHS = {

@@ -14,7 +14,6 @@ from oracle import of_hood
 from scipy.stats import chi2 as chi2_law
 
 from pyro_nmm import NeighborMixture
-from pyro_nmm.ops import enumeration
 
 GRAPHS = list(connected_graphs())
 CASES = list(itertools.product(range(len(GRAPHS)), ["both ways", "one way", "sources"]))
@@ -162,7 +161,7 @@ def test_the_posterior_of_choices_is_bayes():
     alpha, logits = parameters(hood, 3)
     oracle = of_hood(hood, alpha, logits)
     y = torch.randint(3, (hood.num_nodes,))
-    choices, log_prob = enumeration.log_posterior(hood, alpha, logits, y)
+    posterior = NeighborMixture(hood, alpha, logits).condition(y)
     joint = oracle.log_joint[oracle.index(y)]
-    assert np.array_equal(choices.numpy(), oracle.choices)
-    close(log_prob, joint - np.logaddexp.reduce(joint))
+    assert np.array_equal(posterior.components.choices.numpy(), oracle.choices)
+    close(posterior.log_weights, joint - np.logaddexp.reduce(joint))

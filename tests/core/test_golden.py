@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.distributions import EvidenceConditional, OrderedConditional
+from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture, OrderedConditional
 
 GOLDEN = Path(__file__).parent / "golden.json"
 KINDS = "labels", "permuted", "matrices", "evidence", "edge evidence"

@@ -29,7 +29,7 @@ LAYERS = (
     "pyro_nmm.guides",
 )
 #: What users import. Modules below may not: a surface imports all of them.
-SURFACES = {"pyro_nmm", "pyro_nmm.distributions", "pyro_nmm.models", "pyro_nmm.guides"}
+SURFACES = {"pyro_nmm", "pyro_nmm.models", "pyro_nmm.guides"}
 #: Folders whose files other folders import through ``__init__`` only.
 ROOMS = {name for name in LAYERS if name.count(".") == 2}
 #: How many files may lie side by side.

@@ -16,7 +16,6 @@ from pyro_nmm import (
     EvidenceConditional,
     GaussianConcentrations,
     InnerProductGraph,
-    LogisticConcentrations,
     MembershipMixture,
     NeighborChoice,
     Neighborhood,
@@ -25,9 +24,7 @@ from pyro_nmm import (
     sources,
 )
 from pyro_nmm.guides import ordered_guide
-from pyro_nmm.models import (
-    nmm,
-)
+from pyro_nmm.models import nmm
 
 NAN, INF = float("nan"), float("inf")
 HOOD = house()  # of 5 nodes and 17 edges
@@ -257,11 +254,6 @@ CONDITIONALS = [
     (lambda: gaussian(), "label 4 at node 2"),
     (lambda: nmm(HOOD, GaussianConcentrations(ALPHA[:, 0], 1.0), LOGITS),
      r"pass alpha\.table\(\), or collapsed=True"),
-    (lambda: PEAK(Y - 1, ALPHA[:, 0], 5.0), r"labels must lie in 0\.\.255, got -1"),
-    (lambda: PEAK(Y + 0.5, ALPHA[:, 0], 5.0), "labels must hold integer labels"),
-    (lambda: PEAK(Y, ALPHA[:, 0] * NAN, 5.0), "mean must be finite, got nan"),
-    (lambda: PEAK(Y, ALPHA[:, 0], 0.0), "width must be positive and finite, got 0"),
-    (lambda: PEAK(Y, ALPHA[:2, 0], 5.0), "labels, mean and width must broadcast"),
     (lambda: ChosenLabels(ALPHA, ids(0, 10**9)), "choices holds node id .*, but ids lie in 0"),
     (lambda: ChosenLabels(ALPHA, ids(-1, 0)), r"choices holds node id .*, but ids lie in 0"),
     (lambda: ChosenLabels(ALPHA, torch.ones(2)), "choices must hold node ids .*torch.float64"),
@@ -275,7 +267,6 @@ CONDITIONALS = [
        r"relabel must hold integers of shape \(\.\.\., 3, 2\)")
       for bad in (FLIP.double(), FLIP[:2], FLIP[0], ids(0, 1, 2).expand(3, 3), FLIP.tolist())),
 ]  # fmt: skip
-PEAK = LogisticConcentrations(torch.tensor([3.0, 9.0]), 5.0).peak
 
 MIXTURES = [
     *((lambda relabel=relabel: mixture(relabel), match) for relabel, match in (

@@ -7,11 +7,7 @@ import torch
 from graphs import two_triangles
 
 from pyro_nmm.ops.counts import Groups
-from pyro_nmm.ops.score_costs import (
-    costs_to_go,
-    less_baseline,
-    others_mean,
-)
+from pyro_nmm.ops.score_costs import costs_to_go, others_mean
 
 
 def test_sums_within_groups(device):
@@ -46,17 +42,3 @@ def test_others_mean():
     torch.testing.assert_close(mean[2, 1], torch.stack(rest).mean(0))
     assert others_mean(costs[:1], [0]) is None
     assert others_mean(costs, []) is None
-
-
-def test_baselines_leave_out_the_draw_itself():
-    """Draws share a baseline along dimensions of size one; without any, another draw is made."""
-    costs, other = torch.randn(4, 2, 5), torch.randn(4, 2, 5)
-
-    def fresh():
-        return other
-
-    rest = (costs.sum((0, 1)) - costs) / 7
-    torch.testing.assert_close(less_baseline(costs, torch.Size([1, 1]), fresh), costs - rest)
-    pair = costs.flip(1)
-    torch.testing.assert_close(less_baseline(costs, torch.Size([4, 1]), fresh), costs - pair)
-    torch.testing.assert_close(less_baseline(costs, torch.Size([4, 2]), fresh), costs - other)

@@ -15,7 +15,6 @@ from torch_geometric.nn import GraphSAGE
 
 from pyro_nmm import (
     InnerProductGraph,
-    LogisticConcentrations,
     Neighborhood,
     NeighborMixture,
     OrderedConditional,
@@ -112,7 +111,6 @@ OF_NUMBERS = {
     "temperature": lambda as_: temperature_scaling(as_(SCORES), Y, TWO),
     "StackedNMM": lambda as_: StackedNMM(2)(HOOD, as_(SCORES), Y, TWO),
     "points": lambda as_: sources.points(as_(SCORES), 9.0, 9.0)[1],
-    "peak": lambda as_: LogisticConcentrations(torch.ones(4), 5.0).peak(Y, as_(SCORES[:, 0]), 5.0),
     "softmax": lambda as_: HOOD.softmax(as_(torch.arange(10.0))),
     "ising": lambda as_: ising(PAIRS, as_(torch.full((3,), 0.3)), as_(SCORES[:, 0])).unary,
     "potts": lambda as_: potts(PAIRS, 0.3, as_(SCORES)).unary,

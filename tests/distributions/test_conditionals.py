@@ -139,7 +139,7 @@ def test_same_uniforms_same_draws_as_one_by_one(kernels, seed, graph):
     batch = () if seed % 3 else shape
     case = Case(KINDS[seed % 4], hood, alpha, logits, y, batch, observed=observed, order=order)
     q = case.q
-    draw = q._draw(shape, uniforms)
+    draw = draw_entries(q.rows, q._flat(shape), uniforms)
     log_w, log_q = (part.sum(-1) for part in predictive(q.rows, q._flat(shape), draw))
     alpha = alpha.expand(*shape, -1, -1).reshape(-1, *alpha.shape[-2:])
     logits = logits.expand(*shape, -1).reshape(-1, hood.num_edges)

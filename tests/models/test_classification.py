@@ -15,12 +15,7 @@ from torch_geometric.nn import MLP
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import digits, inner_edges, planetoid, random_split, select_split
 from pyro_nmm.guides import AmortizedNMM, Consistency, fit_classifier, fit_nmm
-from pyro_nmm.metrics import (
-    brier,
-    independent_pairs,
-    mean_log_prob,
-    pair_log_likelihood,
-)
+from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob, pair_log_likelihood
 from pyro_nmm.models import NMMNetwork, temperature_scaling
 from pyro_nmm.models.backbones import RandomInput, appnp, gat, gcn, mlp
 

@@ -35,11 +35,7 @@ from stacking import FEW, QuickClassifier
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import StackedNMM, tabular
 from pyro_nmm.models.stacked import bounded_temperature
-from pyro_nmm.models.tabular.classifier import (
-    TABLES,
-    _averaged,
-    _temperature_posterior,
-)
+from pyro_nmm.models.tabular.classifier import TABLES, _averaged, _temperature_posterior
 
 #: Checks of scikit-learn that it does not pass, and why.
 EXPECTED = {"check_classifiers_classes": "-1 is a row without a label"}

@@ -18,14 +18,7 @@ from pyro_nmm.datasets.links import link_split
 from pyro_nmm.guides import DGLFRMGuide, FieldGuide, fit_links
 from pyro_nmm.guides.amortized import _groups
 from pyro_nmm.metrics import mean_log_prob
-from pyro_nmm.models import (
-    DGLFRM,
-    FreeNMM,
-    MarginalField,
-    PairwiseMRF,
-    grid_edges,
-    ising,
-)
+from pyro_nmm.models import DGLFRM, FreeNMM, MarginalField, PairwiseMRF, grid_edges, ising
 from pyro_nmm.models.backbones import RandomInput
 
 

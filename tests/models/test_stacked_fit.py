@@ -26,16 +26,9 @@ from stacking import (
 )
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
-from pyro_nmm.models import (
-    StackedNMM,
-    temperature_scaling,
-)
+from pyro_nmm.models import StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked import bounded_temperature, formula
-from pyro_nmm.models.stacked.fit import (
-    agreement,
-    folds_of,
-    sources_of,
-)
+from pyro_nmm.models.stacked.fit import agreement, folds_of, sources_of
 from pyro_nmm.models.stacked.formula import Priors
 from pyro_nmm.models.stacked.table import GraphScores
 from pyro_nmm.sources import communities
