@@ -6,7 +6,17 @@
 import pandas as pd
 from pandas import DataFrame
 
-from benchmarks.crowds.run import BEST, COPYING, FIELD, METHODS, NETWORKS, OURS, SIMULATED, WITH
+from benchmarks.crowds.run import (
+    BEST,
+    COPYING,
+    FIELD,
+    FORMER,
+    METHODS,
+    NETWORKS,
+    OURS,
+    SIMULATED,
+    WITH,
+)
 from benchmarks.shared import tables as shared
 from benchmarks.shared.records import Files
 from benchmarks.shared.tables import average, centre, count, frame, ordered, spread
@@ -21,7 +31,7 @@ PARTS = {"answered": "answered", "test": "unanswered test images", "all": "all"}
 def methods(files: Files, task: str = "answers") -> DataFrame:
     """A row for each method and seed, on answered, unanswered or all nodes."""
     stored, rows = frame(files["crowds"], task=task), []
-    order = [*METHODS, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH]
+    order = [*METHODS, *FORMER, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH]
     for part, name in PARTS.items():
         prefix = "" if part == "test" else f"{part}."  # as `frame` has it
         columns = {f"{prefix}{score}": score for score in ("accuracy", "nll", "brier", "ece")}
@@ -45,7 +55,9 @@ def crowds(files: Files) -> str:
 
 def crowds_summary(files: Files) -> str:
     rows = methods(files)
-    return beside(rows[~rows["method"].isin([WITH, *NETWORKS])], OURS, [FIELD, BEST, COPYING])
+    return beside(
+        rows[~rows["method"].isin([WITH, *NETWORKS])], OURS, [FIELD, BEST, COPYING, *FORMER]
+    )
 
 
 def crowds_simulated_summary(files: Files) -> str:
@@ -123,5 +135,40 @@ def _each(rows: DataFrame, one: str, other: str) -> pd.Series:
     return rows[one].explode().astype(float) - rows[other].explode().astype(float)
 
 
+def crowds_cases(files: Files) -> str:
+    """A line for each kind of annotators, graph and number of labels."""
+    rows = frame(files["crowds"], task="cases")
+    if len(rows):
+        rows["option"] = rows.filter(like="option.").apply(lambda row: str(row.tolist()), axis=1)
+    cells: dict = {"sets": count}
+    for name in ("majority", "Dawid-Skene", "field", OURS):
+        cells[f"{name}: accuracy"] = average(f"{name}.accuracy", ".3f")
+    cells |= {"its confidence": average(f"{OURS}.confidence", ".3f")}
+    for name in ("Dawid-Skene", "field", OURS):
+        cells[f"{name}: NLL"] = average(f"{name}.nll", ".3f")
+    cells |= {"behind the vote": behind, "confidence off": off, "warnings": average("doubt", ".1%")}
+    return shared.table(rows, ["case", "graph", "labels"], cells)
+
+
+def _settings(rows: DataFrame) -> DataFrame:
+    """Means over the seeds of each setting."""
+    return rows.groupby(["nodes", "option"]).mean(numeric_only=True)
+
+
+def behind(rows: DataFrame, peers: DataFrame) -> str:
+    """Settings in which the mean accuracy is more than .03 below the vote's."""
+    found = _settings(rows)
+    return (
+        f"{(found[f'{OURS}.accuracy'] < found['majority.accuracy'] - 0.03).sum()} of {len(found)}"
+    )
+
+
+def off(rows: DataFrame, peers: DataFrame) -> str:
+    """Settings in which mean confidence and accuracy differ by more than .08."""
+    found = _settings(rows)
+    wrong = (found[f"{OURS}.confidence"] - found[f"{OURS}.accuracy"]).abs() > 0.08
+    return f"{wrong.sum()} of {len(found)}"
+
+
 TABLES = crowds_summary, crowds, crowds_simulated_summary, crowds_simulated
-TABLES += crowds_dependence, annotators_coverage
+TABLES += crowds_dependence, annotators_coverage, crowds_cases
