@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 
 class BestState(nn.Module):
-    r"""
-    The parameters with the least loss among states that were looked at: a noisy gradient can carry
-    a fit away from a good start. Of states that are within two standard errors of the least loss it
-    keeps the last. A fit by SVI that starts at the mean field ends no worse than the mean field:
+    r"""The parameters with the least loss among states that were looked at: a noisy gradient can
+    carry a fit away from a good start. Of states that are within two standard errors of the least
+    loss it keeps the last. A fit by SVI that starts at the mean field ends no worse than the mean
+    field:
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam
@@ -42,8 +42,7 @@ class BestState(nn.Module):
     def update(
         self, losses: Iterable[float], parameters: Mapping[str, Tensor] | None = None
     ) -> bool:
-        """
-        Look at a state.
+        """Look at a state.
 
         :param losses: estimates of its loss, at least two.
         :param parameters: tensors by name. Default: those of Pyro's store.

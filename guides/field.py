@@ -25,9 +25,9 @@ from pyro_nmm.ops.entropy import EntropyEstimator
 
 
 class FieldGuide(SharedForward):
-    r"""
-    The NMM as a variational family for a Markov random field: the bound of :class:`MixtureGuide`
-    with far less noise, because the energy and most of the entropy are averaged in closed form.
+    r"""The NMM as a variational family for a Markov random field: the bound of
+    :class:`MixtureGuide` with far less noise, because the energy and most of the entropy are
+    averaged in closed form.
 
     .. math::
 
@@ -99,8 +99,7 @@ def fit_mixture(
     network: nn.Module | None = None, *, order: Tensor | None = None, num_samples: int = 4,
     warmup: float = 0.0, options: Steps = Steps(),
 ) -> tuple[NeighborMixture, list[float]]:  # fmt: skip
-    r"""
-    Fit an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
+    r"""Fit an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
     :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was. The learning
     rate falls over the second half of the steps. The bound is estimated before the fit, after every
     tenth of the steps and at the end, and the best state is returned (:class:`BestState`); or the

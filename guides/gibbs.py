@@ -27,8 +27,7 @@ from pyro_nmm.ops.counts import posterior_alpha
 
 
 class FieldGibbs(MCMCKernel):
-    r"""
-    Gibbs sampling of a program with one or several :func:`~pyro_nmm.models.nmm`: a kernel for
+    r"""Gibbs sampling of a program with one or several :func:`~pyro_nmm.models.nmm`: a kernel for
     Pyro's ``MCMC``.
 
     Sweeps draw the choices of each field, and its labels if these are latent, given the continuous

@@ -23,8 +23,7 @@ from pyro_nmm.provenance import untracked
 
 
 class MarginalGuide(SharedForward):
-    r"""
-    A guide for any Pyro program by a family whose choices are summed out, such as
+    r"""A guide for any Pyro program by a family whose choices are summed out, such as
     :class:`~pyro_nmm.MembershipMixture`. The loss of ``Trace_ELBO`` is an estimate of
     :math:`\mathrm{KL}(p(s) \,\|\, p^*(s) / Z) - \log Z`.
 
@@ -79,9 +78,8 @@ class MarginalGuide(SharedForward):
 
 
 class MixtureGuide(MarginalGuide):
-    r"""
-    The NMM as a variational family: a guide for any Pyro program with a discrete label for every
-    node, section 4 of the paper.
+    r"""The NMM as a variational family: a guide for any Pyro program with a discrete label for
+    every node, section 4 of the paper.
 
     .. math::
 
@@ -225,8 +223,7 @@ class MixtureGuide(MarginalGuide):
 def density(
     log_density: Callable[..., Tensor], num_nodes: int, num_classes: int, site: str = "y"
 ) -> Callable[..., Tensor]:
-    r"""
-    A function :math:`\log p^*` as a Pyro program ``(*inputs)`` with a site ``y``, a target of
+    r"""A function :math:`\log p^*` as a Pyro program ``(*inputs)`` with a site ``y``, a target of
     :class:`MixtureGuide`.
 
     >>> program = density(lambda y: -y.sum(-1).float(), num_nodes=3, num_classes=2)

@@ -133,7 +133,8 @@ def corrected(files: Files) -> str:
 
     cells = {
         "fits": shared.count, "KL, mean field": average("mean field", ".2f"),
-        "KL, bound": average("bound", ".2f"), "largest ratio to the mean field": average("ratio", ".2f", of=max),
+        "KL, bound": average("bound", ".2f"),
+        "largest ratio to the mean field": average("ratio", ".2f", of=max),
         "closer": lambda f, _: below(values(f, "ratio"), 1),
         "gain / NMM's": lambda f, peers: f"{gain(f) / gain(peers[peers['method'] == 'NMM']):.2f}",
         "minus NMM": shared.against(base, "bound", 2, by=("name", "seed", "run")),

@@ -29,8 +29,8 @@ CONTRADICTED, FEW = 0.05, 2
 
 
 class Dependence(NamedTuple):
-    r"""
-    Dependence of annotators who answer about the same node, beyond what the node's label explains,
+    r"""Dependence of annotators who answer about the same node, beyond what the node's label
+    explains,
 
     .. math::
 
@@ -81,8 +81,7 @@ def excess_agreement(
     probs: Tensor, log_prior: Tensor, power: float, answers: Tensor,
     count: Callable[[Entries, int], Tensor] = count_all,
 ) -> Dependence:  # fmt: skip
-    """
-    Excess agreement of annotators, given label distributions of the nodes.
+    """Excess agreement of annotators, given label distributions of the nodes.
 
     >>> truth = torch.arange(600) % 2
     >>> probs = torch.eye(2).double()[truth]
@@ -166,8 +165,7 @@ def contradiction(
     answers: Tensor, probs: Tensor, around: Callable[[Tensor], Tensor], informed: bool,
     classifier: Tensor | None = None, known: Tensor | None = None,
 ) -> str | None:  # fmt: skip
-    """
-    A warning if the consensus contradicts too many nodes whose answers all agree.
+    """A warning if the consensus contradicts too many nodes whose answers all agree.
 
     The neighbours support a contradiction if ``around``, a walk over the votes ``(N, C)``, meets
     the label of the consensus more often than the label of the answers. A classifier supports the

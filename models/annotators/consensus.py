@@ -52,10 +52,9 @@ LEAST = 1e-4
 
 @dataclass(frozen=True)
 class Walk:
-    r"""
-    Label distribution at the other end of a random walk from each node, which is label spreading
-    (Zhou et al. 2003, "Learning with Local and Global Consistency", NeurIPS 16) with the mean over
-    neighbours,
+    r"""Label distribution at the other end of a random walk from each node, which is label
+    spreading (Zhou et al. 2003, "Learning with Local and Global Consistency", NeurIPS 16) with the
+    mean over neighbours,
 
     .. math::
 
@@ -121,8 +120,7 @@ def _left_out(observed: Tensor, part: Tensor, around: Callable[[Tensor], Tensor]
 
 
 def potts_labels(walk: Walk, evidence: Tensor, part: Tensor) -> Tensor:
-    r"""
-    Softmax of the second term, ``(N, C)``, in the mean field of a Potts model,
+    r"""Softmax of the second term, ``(N, C)``, in the mean field of a Potts model,
 
     .. math::
 
@@ -147,8 +145,7 @@ def potts_labels(walk: Walk, evidence: Tensor, part: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Consensus:
-    r"""
-    One label distribution per node from the answers of several annotators: what
+    r"""One label distribution per node from the answers of several annotators: what
     :meth:`Annotators.fit` returns.
 
     .. math::
@@ -418,9 +415,8 @@ def _away_from_zero(probs: Tensor) -> Tensor:
 
 
 def fit_powers(log_priors: Tensor, answers: LeftOut) -> Tensor:
-    r"""
-    Powers :math:`b_q` of the priors, ``(N, P, C)`` logarithms, and :math:`w` of the answers, from
-    the likelihood of each answer given the priors of its node and the other answers there,
+    r"""Powers :math:`b_q` of the priors, ``(N, P, C)`` logarithms, and :math:`w` of the answers,
+    from the likelihood of each answer given the priors of its node and the other answers there,
 
     .. math::
 

@@ -46,10 +46,9 @@ BY_CHANCE = 0.01
 
 @dataclass(frozen=True)
 class Annotators:
-    r"""
-    Answers of annotators (people, clusterings, classifiers, language models) about latent labels:
-    the model of Dawid and Skene (1979, "Maximum Likelihood Estimation of Observer Error-Rates Using
-    the EM Algorithm", JRSS C 28) with an NMM as the prior of the labels.
+    r"""Answers of annotators (people, clusterings, classifiers, language models) about latent
+    labels: the model of Dawid and Skene (1979, "Maximum Likelihood Estimation of Observer
+    Error-Rates Using the EM Algorithm", JRSS C 28) with an NMM as the prior of the labels.
 
     .. math::
 
@@ -111,8 +110,7 @@ class Annotators:
         self, graph: Neighborhood | Data | Tensor, answers: Any, edge_attr: Tensor | None = None, *,
         known: Any = None, classifier: Any = None, pred_probs: Any = None, **options,
     ) -> Consensus:  # fmt: skip
-        """
-        Fit the model, and pool the answers about each node with its neighbours and its features.
+        """Fit the model, and pool the answers about each node with its neighbours and its features.
 
         :param graph: a neighborhood of your choice; or PyG's ``Data``, an ``edge_index``, a sparse
             matrix of edges, or a NetworkX graph, whose sources are then nodes within two hops.
@@ -251,8 +249,8 @@ class Annotators:
         return {"confusion": Dirichlet(self._counts(data, probs)).sample()} | drawn
 
     def shrunk(self, counts: Tensor) -> Tensor:
-        r"""
-        Confusion matrices ``(M, C, K)`` of annotators who resemble each other, from expected counts
+        r"""Confusion matrices ``(M, C, K)`` of annotators who resemble each other, from expected
+        counts
         :math:`n` of the same shape,
 
         .. math::
@@ -276,8 +274,7 @@ class Annotators:
         return shares(counts + (logits.softmax(0) * strengths).sum() * mean)
 
     def alone(self, data: Tensor | Entries, allowed: Tensor, values: Values) -> Tensor:
-        """
-        ``(N, C)``: labels from the answers without a graph. Answers that name labels start EM at
+        """``(N, C)``: labels from the answers without a graph. Answers that name labels start EM at
         the majority vote, with matrices as of :meth:`shrunk`; other ones have the fitted
         ``values``. If no node has two answers, nothing is known about any annotator, and matrices
         are the prior's.

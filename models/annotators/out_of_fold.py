@@ -60,8 +60,7 @@ def out_of_fold(
 
 @dataclass(frozen=True)
 class OutOfFold:
-    """
-    A network, a scikit-learn classifier or None for a GCN, which learns uncertain labels and
+    """A network, a scikit-learn classifier or None for a GCN, which learns uncertain labels and
     predicts them out of fold, as cleanlab does. A network's training stops early by the cross
     entropy of nodes that it does not learn from.
     """

@@ -32,10 +32,9 @@ class Quality(NamedTuple):
 
 
 def accuracy(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
-    r"""
-    Accuracy of every annotator, :math:`\sum_k \pi_k P_{mkk}`, with :math:`\pi` the labels' shares
-    among the nodes. Confusion matrices of a consensus on a graph do not come from the agreement of
-    annotators, but from the labels around the nodes that each one answered.
+    r"""Accuracy of every annotator, :math:`\sum_k \pi_k P_{mkk}`, with :math:`\pi` the labels'
+    shares among the nodes. Confusion matrices of a consensus on a graph do not come from the
+    agreement of annotators, but from the labels around the nodes that each one answered.
 
     >>> hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=200)
     >>> truth = torch.arange(200) % 2
@@ -60,8 +59,7 @@ def accuracy(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
 
 
 def information(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
-    r"""
-    The mutual information of an answer and the label, in nats. Answers need not name labels.
+    r"""The mutual information of an answer and the label, in nats. Answers need not name labels.
 
     .. math::
 

@@ -35,8 +35,7 @@ from pyro_nmm.ops.sampling import draw_entries
 
 @dataclass(frozen=True)
 class FieldRun:
-    """
-    Options of :func:`fit_field`.
+    """Options of :func:`fit_field`.
 
     :param int num_starts: fits, of which one is kept: the first with flat attention, others along a
         feature of the edges or against it. One is often enough if answers name labels.
@@ -74,8 +73,7 @@ def fit_field(
     known: Tensor | None = None, *, prior: nn.Module | None = None, inputs: tuple = (),
     options: FieldRun = FieldRun(),
 ) -> HiddenField:  # fmt: skip
-    r"""
-    Fit a field of latent labels, with all parameters, to observations.
+    r"""Fit a field of latent labels, with all parameters, to observations.
 
     The fit is expectation maximisation. The E-step continues chains of collapsed Gibbs sweeps and
     averages the labels that they visit over the second half of the steps (Delyon, Lavielle and
@@ -116,8 +114,7 @@ def sample_field(
     edge_attr: Tensor | None = None, *, inputs: tuple = (), num_chains: int = 4,
     num_draws: int = 50, num_sweeps: int = 20,
 ) -> HiddenField:  # fmt: skip
-    r"""
-    A field of known prior, as of :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
+    r"""A field of known prior, as of :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
 
     .. math::
 
@@ -157,9 +154,9 @@ def sample_field(
 
 @torch.no_grad()
 def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor:
-    r"""
-    ``(N,)``: :math:`\log p(w_i \mid w_{-i})` in nats, each observation predicted from all others,
-    at the fitted parameters of the prior. Its mean compares sources and emissions on the same data.
+    r"""``(N,)``: :math:`\log p(w_i \mid w_{-i})` in nats, each observation predicted from all
+    others, at the fitted parameters of the prior. Its mean compares sources and emissions on the
+    same data.
 
     :attr:`HiddenField.score` predicts from labels that depend on :math:`w_i`. Here chains of labels
     are weighted so that they do not (Gelfand, Dey and Chang 1992, Bayesian Statistics 4),

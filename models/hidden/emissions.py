@@ -29,10 +29,9 @@ COUNTS = "be integer counts, with -1 for missing ones"
 
 
 class Emission(Protocol):
-    r"""
-    The observation model of a label, :math:`p(w_i \mid u_i = k, \theta)`, a table ``(N, C)``. Its
-    parameters :math:`\theta` are a dictionary of tensors. :func:`~pyro_nmm.models.fit_field` fits
-    any class with these methods.
+    r"""The observation model of a label, :math:`p(w_i \mid u_i = k, \theta)`, a table ``(N, C)``.
+    Its parameters :math:`\theta` are a dictionary of tensors. :func:`~pyro_nmm.models.fit_field`
+    fits any class with these methods.
 
     >>> emission: Emission = NormalEmission(num_labels=2)
     >>> features = torch.tensor([[-1.0], [1.1], [0.9]])
@@ -68,9 +67,9 @@ class Emission(Protocol):
 def mixture_em(
     emission: Emission, data: Any, values: Values, num_steps: int = 100, tolerance: float = 1e-6
 ) -> tuple[Values, Tensor]:
-    """
-    Expectation maximisation without a graph, from ``values``: labels of nodes are independent, of
-    learned shares. With :class:`~pyro_nmm.models.Annotators` it is the method of Dawid and Skene.
+    """Expectation maximisation without a graph, from ``values``: labels of nodes are independent,
+    of learned shares. With :class:`~pyro_nmm.models.Annotators` it is the method of Dawid and
+    Skene.
 
     :param data: observations, as the emission's ``log_prob`` takes them.
     :param float tolerance: rise of the mean log-likelihood, in nats, below which it stops.
@@ -102,8 +101,7 @@ class _Columns:
 
 
 class NormalEmission(_Columns):
-    r"""
-    Features that are Normal given the label, such as principal components, or colors of pixels.
+    r"""Features that are Normal given the label, such as principal components, or colors of pixels.
 
     .. math::
 
@@ -191,8 +189,7 @@ class NormalEmission(_Columns):
 
 
 class PoissonEmission(_Columns):
-    r"""
-    Counts that are Poisson given the label.
+    r"""Counts that are Poisson given the label.
 
     .. math::
 

@@ -27,8 +27,8 @@ from pyro_nmm.ops.gibbs import SweepRecord
 
 
 class FieldPrior(nn.Module):
-    r"""
-    The NMM prior of a field of labels, a :class:`~pyro_nmm.models.ParameterNetwork` for features
+    r"""The NMM prior of a field of labels, a :class:`~pyro_nmm.models.ParameterNetwork` for
+    features
     :math:`x` of the edges, ``(num_edges, F)``, such as a squared distance,
 
     .. math::
@@ -97,8 +97,7 @@ class FieldPrior(nn.Module):
 def hidden_field(
     hood: Neighborhood, prior: nn.Module, emission: Emission, values: Values, data: Any, *inputs,
 ) -> Tensor:  # fmt: skip
-    r"""
-    A hidden field as a Pyro program.
+    r"""A hidden field as a Pyro program.
 
     .. math::
 
@@ -168,8 +167,7 @@ def matched(agree: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HiddenField:
-    """
-    A fitted field: what :func:`~pyro_nmm.models.fit_field` returns.
+    """A fitted field: what :func:`~pyro_nmm.models.fit_field` returns.
 
     >>> from pyro_nmm.models import NormalEmission, fit_field
     >>> hood, features = Neighborhood.grid(2, 2), torch.tensor([[-1.0], [-1.1], [1.0], [0.9]])

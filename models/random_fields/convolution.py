@@ -18,8 +18,7 @@ from pyro_nmm.models.random_fields.pairwise import (
 
 
 class ConvolutionalNMM(nn.Module):
-    r"""
-    Convolutional networks from a Markov random field on a grid to an NMM that approximates it:
+    r"""Convolutional networks from a Markov random field on a grid to an NMM that approximates it:
     the paper's NMM-CNN, which amortises inference over many fields.
 
     .. math::
@@ -75,8 +74,7 @@ class ConvolutionalNMM(nn.Module):
     def forward(
         self, hood: Neighborhood, field: PairwiseMRF, marginals: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """
-        ``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)`` of a field on the same grid.
+        """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)`` of a field on the same grid.
 
         :param Tensor marginals: ``(N, C)``, of the field's mean field. Default even.
         """

@@ -18,8 +18,7 @@ Left = tuple[int, list[int], Tensor]
 def log_sum(
     edges: Tensor, unary: Tensor, pairwise: Tensor, left: list[Left] | None = None
 ) -> Tensor:
-    r"""
-    ``(...)``: the log sum over all labellings, of terms ``(..., N, C)`` of nodes and tables
+    r"""``(...)``: the log sum over all labellings, of terms ``(..., N, C)`` of nodes and tables
     ``(..., P, C, C)`` of pairs ``(2, P)``. Nodes enter a table one by one, breadth first, and leave
     it, for ``left``, after their last neighbour has come. Cost: :math:`O(N C^w)`.
     """

@@ -49,9 +49,8 @@ class Stars(NamedTuple):
 
 
 class MarginalField(GraphDistribution):
-    r"""
-    The distribution of some nodes of a Markov random field, the others summed out exactly. No two
-    of the others are neighbours, so each sum is over a single label:
+    r"""The distribution of some nodes of a Markov random field, the others summed out exactly. No
+    two of the others are neighbours, so each sum is over a single label:
 
     .. math::
 
@@ -137,9 +136,8 @@ class MarginalField(GraphDistribution):
         return check_labels(self.rest, value, "a label for each node that stays")
 
     def expected_potential(self, mixture: NeighborMixture, num_samples: int = 8) -> Tensor:
-        r"""
-        An unbiased estimate of :math:`E_q[\log p^*(y_S)]` under a mixture, and of its gradient, a
-        number. The term :math:`f_b` of a node that is summed out is exact given its neighbours'
+        r"""An unbiased estimate of :math:`E_q[\log p^*(y_S)]` under a mixture, and of its gradient,
+        a number. The term :math:`f_b` of a node that is summed out is exact given its neighbours'
         choices :math:`c`, and averaged over ``num_samples`` draws of them, at least two. Cost:
         :math:`O(E C + N C^D D)` a draw.
 

@@ -28,8 +28,8 @@ def mean_field(
     field: RandomField, starts: Tensor | None = None, *, num_random: int = 4,
     num_rises: int = 100, num_sweeps: int = 2000, tolerance: float = 1e-8,
 ) -> MeanField:  # fmt: skip
-    r"""
-    Independent approximation of a Markov random field, by coordinate ascent from several starts.
+    r"""Independent approximation of a Markov random field, by coordinate ascent from several
+    starts.
 
     .. math::
 
@@ -108,10 +108,9 @@ def independent(hood: Neighborhood, marginals: Tensor) -> NeighborMixture | None
 
 
 class MeanFieldCorrection(nn.Module):
-    r"""
-    A network that corrects the mean field of the Markov random field that it reads. If it starts
-    with equal :math:`a` for all labels and with equal scores :math:`s`, it starts at the mean
-    field, from where :func:`~pyro_nmm.guides.fit_mixture` improves.
+    r"""A network that corrects the mean field of the Markov random field that it reads. If it
+    starts with equal :math:`a` for all labels and with equal scores :math:`s`, it starts at the
+    mean field, from where :func:`~pyro_nmm.guides.fit_mixture` improves.
 
     .. math::
 

@@ -35,8 +35,7 @@ SPINS = [[1.0, -1.0], [-1.0, 1.0]]
 
 
 class PairwiseMRF(GraphDistribution):
-    r"""
-    A Markov random field of labels with one interaction and a strength for every edge.
+    r"""A Markov random field of labels with one interaction and a strength for every edge.
 
     .. math::
 
@@ -97,9 +96,8 @@ class PairwiseMRF(GraphDistribution):
         return track_provenance(potential, provenance)
 
     def local_logits(self, probs: Tensor) -> Tensor:
-        r"""
-        ``(..., N, C)``: :math:`u_i + \sum_j w_{ij} \phi \, p_j`, the logits of every node's label
-        given its neighbours' labels or distributions :math:`p`. Cost: :math:`O(N C^2 + P C)`.
+        r"""``(..., N, C)``: :math:`u_i + \sum_j w_{ij} \phi \, p_j`, the logits of every node's
+        label given its neighbours' labels or distributions :math:`p`. Cost: :math:`O(N C^2 + P C)`.
         """
         probs = as_tensor("probs", probs, self.unary.device)
         expect("probs", probs, ("...", self.num_nodes, self.num_classes))
@@ -156,8 +154,7 @@ class PairwiseMRF(GraphDistribution):
 
 
 def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF:
-    r"""
-    The Ising model of spins :math:`x_i = 2 y_i - 1 \in \{-1, 1\}`.
+    r"""The Ising model of spins :math:`x_i = 2 y_i - 1 \in \{-1, 1\}`.
 
     .. math::
 
@@ -177,8 +174,7 @@ def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF
 
 
 def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF:
-    r"""
-    The Potts model, of unary terms ``(..., N, C)``; other parameters as for :func:`ising`.
+    r"""The Potts model, of unary terms ``(..., N, C)``; other parameters as for :func:`ising`.
 
     .. math::
 
@@ -194,9 +190,8 @@ def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF
 
 
 def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) -> PairwiseMRF:
-    r"""
-    The posterior of a binary image given a noisy one :math:`v`, ``(H, W)``, of an Ising prior and
-    Gaussian noise (Murphy 2012, "Machine Learning: A Probabilistic Perspective", 21.3.2),
+    r"""The posterior of a binary image given a noisy one :math:`v`, ``(H, W)``, of an Ising prior
+    and Gaussian noise (Murphy 2012, "Machine Learning: A Probabilistic Perspective", 21.3.2),
 
     .. math::
 
@@ -215,8 +210,7 @@ def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) ->
 
 
 def grid_edges(height: int, width: int, device=None) -> Tensor:
-    """
-    ``(2, P)``: pairs of pixels side by side, then one above the other, in row-major order.
+    """``(2, P)``: pairs of pixels side by side, then one above the other, in row-major order.
 
     >>> grid_edges(2, 2)
     tensor([[0, 2, 0, 1],
@@ -230,8 +224,7 @@ def grid_edges(height: int, width: int, device=None) -> Tensor:
 
 
 def coarse_to_fine(height: int, width: int, device=None) -> Tensor:
-    """
-    ``(N,)``: an order of a grid's pixels. Every other pixel of every other row comes first, then
+    """``(N,)``: an order of a grid's pixels. Every other pixel of every other row comes first, then
     the pixels in the middle of four of these, then the rest.
 
     >>> coarse_to_fine(3, 3)
@@ -252,9 +245,8 @@ def coarseness(height: int, width: int, device=None) -> Tensor:
 def annealed_log_normalizer(
     field: PairwiseMRF, start: Tensor, num_steps: int = 1000, num_chains: int = 16
 ) -> tuple[Tensor, Tensor]:
-    r"""
-    An estimate of :math:`\log Z` of a Markov random field of any width, and its standard error, in
-    nats: annealed importance sampling (Neal 2001, Statistics and Computing).
+    r"""An estimate of :math:`\log Z` of a Markov random field of any width, and its standard error,
+    in nats: annealed importance sampling (Neal 2001, Statistics and Computing).
 
     .. math::
 
