@@ -39,8 +39,7 @@ ROUNDS = 2
 #: Answers count for less than the fit says, for confusion matrices come from the same answers.
 SHARE = 0.8
 #: Standard errors by which priors must predict answers to count in full. By one less they count for
-#: nothing. At half of it a graph without information lowers the accuracy in a sixth of the cases,
-#: at twice of it small graphs that fit are ignored.
+#: nothing: a graph without information has more than two standard errors in one of forty cases.
 INFORMED = 2.0
 #: Shape and rate of the Gamma prior of the priors' powers, which bounds the power of a timid one,
 #: and mean and standard deviation of the Normal prior of the log-odds of w: answers count in full

@@ -39,8 +39,7 @@ STRENGTHS = 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0
 LARGE, LARGE_RUN = 50_000, {"num_steps": 40, "num_chains": 2}
 #: Steps of EM without a graph.
 NUM_STEPS = 30
-#: Annotators who give one label only by chance, expected among all of them. At a tenth annotators
-#: of few answers are missed; ten times as much counts the silence of people who answer rarely.
+#: Annotators who give one label only by chance, expected among all of them.
 BY_CHANCE = 0.01
 
 
