@@ -169,7 +169,10 @@ class StackedNMM(nn.Module):
             return formula
         return replace(formula, temperature=self.pool.temperature, share=float(self.share))
 
-    def _read(self, hood: Neighborhood, *given: Any, new: Any = None) -> GraphScores:
+    def _read(
+        self, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, weight: Any = None,
+        new: Any = None,
+    ) -> GraphScores:  # fmt: skip
         """A checked graph with scores and labels."""
         check_hood(hood)
         loops = int((hood.source == hood.target).sum())
@@ -186,7 +189,7 @@ class StackedNMM(nn.Module):
                 f"StackedNMM(...)"
             )
         num_classes = None if self.pool is None else len(self.pool.offsets)
-        return GraphScores.of(hood, *given, num_classes, new)
+        return GraphScores.of(hood, scores, y, known, weight, num_classes, new)
 
     def forward(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
