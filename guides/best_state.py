@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 class BestState(nn.Module):
     r"""The parameters with the least loss among states that were looked at: a noisy gradient can
-    carry a fit away from a good start. Of states that are within two standard errors of the least
-    loss it keeps the last. A fit by SVI that starts at the mean field ends no worse than the mean
-    field:
+    carry a fit away from a good start. Kept is the last state whose estimates ``(S,)`` of the loss
+    have a mean within two standard errors of the least, :math:`\bar\ell \le \ell_{\min} + 2 s`. A
+    fit by SVI that starts at the mean field ends no worse than the mean field:
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam

@@ -46,6 +46,7 @@ FALLS = {
         FieldPrior.forward(hood: another graph)
         FreeNMM.__init__(hood: another graph)
         MarginalGuide.__init__(hood: another graph)
+        MeanFieldCorrection.forward(hood: another graph)
         MixtureGuide.__init__(hood: another graph)
     """,
     "NaN is a missing observation": """
