@@ -6,6 +6,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import pyro
@@ -20,7 +21,13 @@ from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.best_state import BestState
 from pyro_nmm.guides.shared_forward import SharedForward, as_order, evaluation, unvalidated
 from pyro_nmm.models.networks import FreeNMM
-from pyro_nmm.models.random_fields import MarginalField, RandomField, independent, mean_field
+from pyro_nmm.models.random_fields import (
+    MarginalField,
+    MeanFieldCorrection,
+    RandomField,
+    independent,
+    mean_field,
+)
 from pyro_nmm.ops.entropy import EntropyEstimator
 
 
@@ -138,9 +145,12 @@ def fit_mixture(
         raise ValueError(f"field must be {kinds}, got {type(field)}")
     run = partial(_run, field, hood, order=order, num_samples=num_samples)
     early: list[float] = []
+    given: tuple[Tensor, ...] = ()
     if isinstance(field, RandomField):
         _check_target(field, hood)
         alone = mean_field(field)
+        if isinstance(network, MeanFieldCorrection):
+            given = (alone.marginals,)
     if network is None:
         if not isinstance(field, RandomField):
             raise ValueError("network must be given if field is a function: it serves many")
@@ -154,13 +164,14 @@ def fit_mixture(
             if other.least < best.least:
                 network, early = second, late
             options = replace(options, num_steps=options.num_steps - 2 * share)
-    family, target, best, losses = run(network, warmup=warmup, options=options)
+    family, target, _, losses = run(network, given, warmup=warmup, options=options)
     with pyro.get_param_store().scope():
-        if not isinstance(field, RandomField):
-            return family.mixture(target), losses
-        bound = sum(_losses(family, target, 4 * _repeats(options))) / (4 * _repeats(options))
-        closest = independent(hood, alone.marginals) if bound > alone.losses[0] else None
-        return closest or family.mixture(target), early + losses
+        if isinstance(field, RandomField):
+            bound = fmean(_losses(family, 4 * _repeats(options), target, *given))
+            closest = independent(hood, alone.marginals) if bound > alone.losses[0] else None
+            if closest is not None:
+                return closest, early + losses
+        return family.mixture(target, *given), early + losses
 
 
 def _repeats(options: Steps) -> int:
@@ -168,9 +179,9 @@ def _repeats(options: Steps) -> int:
     return max(2, options.num_steps // 50)
 
 
-def _losses(family: FieldGuide, target: RandomField, count: int) -> list[float]:
+def _losses(family: FieldGuide, count: int, *inputs) -> list[float]:
     with evaluation(family), unvalidated():
-        return [TraceGraph_ELBO().loss(family.model, family.guide, target) for _ in range(count)]
+        return [TraceGraph_ELBO().loss(family.model, family.guide, *inputs) for _ in range(count)]
 
 
 def _check_target(target: RandomField, hood: Neighborhood) -> None:
@@ -181,10 +192,12 @@ def _check_target(target: RandomField, hood: Neighborhood) -> None:
 
 
 def _run(
-    field: RandomField | Callable[[int], RandomField], hood: Neighborhood, network: nn.Module, *,
-    order: Tensor | None, num_samples: int, warmup: float, options: Steps,
+    field: RandomField | Callable[[int], RandomField], hood: Neighborhood, network: nn.Module,
+    given: tuple[Tensor, ...] = (), *, order: Tensor | None, num_samples: int, warmup: float,
+    options: Steps,
 ) -> tuple[FieldGuide, RandomField, BestState, list[float]]:  # fmt: skip
-    """Steps of one network; of a single field it ends in the best state."""
+    """Steps of one network with more inputs than the field, if ``given``; of a single field it ends
+    in the best state."""
     optimizer = torch.optim.Adam(network.parameters(), lr=options.lr, betas=(0.9, 0.99))
     elbo, rise, best = TraceGraph_ELBO(), warmup * options.num_steps, BestState()
     family: FieldGuide | None = None
@@ -196,13 +209,13 @@ def _run(
         _check_target(target, hood)
         if family is None:
             last = torch.cat(target.colors()) if order is None else order
-            family = FieldGuide(hood, network, lambda field: field,
+            family = FieldGuide(hood, network, lambda field, *_: field,
                                 num_samples=num_samples, order=last)  # fmt: skip
-            family.mixture(target)  # with all checks, which the steps leave out
+            family.mixture(target, *given)  # with all checks, which the steps leave out
         return family, target
 
     def look(pair: FieldGuide, now: RandomField) -> None:
-        best.update(_losses(pair, now, _repeats(options)), network.state_dict())
+        best.update(_losses(pair, _repeats(options), now, *given), network.state_dict())
 
     def rate(step: int) -> float:
         return max(min(1.0, 2 - 2 * step / options.num_steps), 1e-3)
@@ -214,7 +227,7 @@ def _run(
         if step + 1 < rise:
             now = now.scaled((step + 1) / rise)
         with unvalidated():
-            return elbo.loss_and_grads(pair.model, pair.guide, now)
+            return elbo.loss_and_grads(pair.model, pair.guide, now, *given)
 
     settings = {
         "field": _contents(field), "hood": (hood.num_sources, hood.ptr, hood.source),

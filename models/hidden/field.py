@@ -28,8 +28,7 @@ from pyro_nmm.ops.gibbs import SweepRecord
 
 class FieldPrior(nn.Module):
     r"""The NMM prior of a field of labels, a :class:`~pyro_nmm.models.ParameterNetwork` for
-    features
-    :math:`x` of the edges, ``(num_edges, F)``, such as a squared distance,
+    features :math:`x` of the edges, ``(num_edges, F)``, such as a squared distance,
 
     .. math::
 

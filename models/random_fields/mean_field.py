@@ -128,8 +128,9 @@ class MeanFieldCorrection(nn.Module):
         marginals :math:`m`, ``(N, C)``; returns :math:`a`, ``(N, C)``, and :math:`s`.
     :param float kappa: and ``gamma``, ``epsilon`` as for :class:`~pyro_nmm.models.FreeNMM`. With a
         ``gamma`` of 4 a network of shared weights first unlearned what nodes borrow, for good.
-    :param options: keywords of :func:`~pyro_nmm.guides.mean_field`, which runs once for a field:
-        for one network that serves many fields, few sweeps and starts save time.
+    :param options: keywords of :func:`~pyro_nmm.guides.mean_field`, which runs in every call
+        without ``marginals``: for one network that serves many fields, few sweeps and starts save
+        time. :func:`~pyro_nmm.guides.fit_mixture` of a single field gives its own marginals.
     """
 
     def __init__(
@@ -141,14 +142,17 @@ class MeanFieldCorrection(nn.Module):
         check_finite(gamma=gamma, epsilon=epsilon)
         self.network, self.kappa, self.gamma, self.epsilon = network, kappa, gamma, epsilon
         self.options = options
-        self._kept: tuple[RandomField, Tensor] | None = None  # of the last field
 
-    def forward(self, hood: Neighborhood, field: RandomField) -> tuple[Tensor, Tensor]:
-        """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``."""
+    def forward(
+        self, hood: Neighborhood, field: RandomField, marginals: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``.
+
+        :param Tensor marginals: ``(N, C)``, :math:`m`. Default: computed, in every call.
+        """
         check_hood(hood)
-        if self._kept is None or self._kept[0] is not field:
-            self._kept = field, mean_field(field, **self.options).marginals
-        marginals = self._kept[1]
+        if marginals is None:
+            marginals = mean_field(field, **self.options).marginals
         factors, scores = self.network(hood, field, marginals)
         loops = hood.source == hood.target
         start = near_marginals(marginals, self.kappa, self.epsilon)

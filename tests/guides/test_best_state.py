@@ -130,6 +130,24 @@ def test_corrections_read_every_field_anew():
         torch.testing.assert_close(alpha / alpha.sum(1, keepdim=True), found, atol=0.001, rtol=0.0)
 
 
+def test_a_correction_takes_given_marginals():
+    field, given = field_of(0.3), torch.full((40, 2), 0.5)
+    alpha, _ = MeanFieldCorrection(ConvolutionalNMM(1, channels=4, kernel=3))(HOOD, field, given)
+    torch.testing.assert_close(alpha, torch.full_like(alpha, 0.5))
+
+
+def test_the_better_start_goes_on(monkeypatch):
+    """A mean field with labels exchanged, said to be the best, is no start to go on from."""
+    field = field_of(0.2)
+    found = mean_field(field)
+    wrong = found._replace(marginals=found.marginals.flip(1), losses=found.losses + 1e3)
+    monkeypatch.setattr("pyro_nmm.guides.field.mean_field", lambda field: wrong)
+    torch.manual_seed(0)
+    mix, _ = fit_mixture(field, HOOD, num_steps=40, lr=0.01)
+    chosen = (mix.marginals().argmax(1) == found.marginals.argmax(1)).float().mean()
+    assert chosen > 0.8
+
+
 def test_a_stream_needs_a_network():
     with pytest.raises(ValueError, match="network must be given"):
         fit_mixture(lambda step: field_of(0.3), HOOD, num_steps=3)
