@@ -249,8 +249,7 @@ class Annotators:
 
     def shrunk(self, counts: Tensor) -> Tensor:
         r"""Confusion matrices ``(M, C, K)`` of annotators who resemble each other, from expected
-        counts
-        :math:`n` of the same shape,
+        counts :math:`n` of the same shape,
 
         .. math::
 
@@ -258,19 +257,15 @@ class Annotators:
             p(s \mid n) \propto p(s) \prod_{m, k}
             \mathrm{DirichletMultinomial}(n_{mk} \mid s \pi_k), \quad s \in \{1, 2, 5, \dots, 80\}
 
-        with :math:`\pi` the matrix of all annotators together and the mean of :math:`s`. An
-        annotator of few answers has nearly :math:`\pi`. Given a ``strength``, the prior is fixed.
+        with the mean of :math:`s`. An annotator of few answers has nearly :math:`\pi`, the matrix
+        of all annotators together. It comes from :math:`\sum_m n_m` in the same way, and has the
+        prior's shape if all answers are few. Given a ``strength``, the prior is fixed.
         """
         prior = self._pseudo_counts(counts)
         if self.strength is not None:
             return shares(counts + prior)
-        mean = shares(counts.sum(0) + counts.shape[-1] * prior)
-        strengths = counts.new_tensor(STRENGTHS)
-        logits = -(strengths / 10).log().square() / 2
-        for place, strength in enumerate(STRENGTHS):
-            rows = DirichletMultinomial(strength * mean, validate_args=False)
-            logits[place] += rows.log_prob(counts).sum()
-        return shares(counts + (logits.softmax(0) * strengths).sum() * mean)
+        (together,) = _towards(shares(prior), counts.sum(0, keepdim=True))
+        return _towards(together, counts)
 
     def alone(self, data: Tensor | Entries, allowed: Tensor, values: Values) -> Tensor:
         """``(N, C)``: labels from the answers without a graph. Answers that name labels start EM at
@@ -356,6 +351,16 @@ def _level_of_user() -> int:
     while frame.f_back and frame.f_globals["__name__"].startswith("pyro_nmm."):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _towards(mean: Tensor, counts: Tensor) -> Tensor:
+    """Shares of counts ``(M, C, K)``, shrunk towards rows ``(C, K)`` with a learned strength."""
+    strengths = counts.new_tensor(STRENGTHS)
+    logits = -(strengths / 10).log().square() / 2
+    for place, strength in enumerate(STRENGTHS):
+        rows = DirichletMultinomial(strength * mean, validate_args=False)
+        logits[place] += rows.log_prob(counts).sum()
+    return shares(counts + (logits.softmax(0) * strengths).sum() * mean)
 
 
 def shares(counts: Tensor) -> Tensor:

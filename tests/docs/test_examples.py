@@ -123,7 +123,7 @@ def test_crowds(tmp_path, monkeypatch):
         for name in (example.GRAPH, example.BOTH):
             assert ways[name]["accuracy"] > max(rival["accuracy"] for rival in rivals) + 0.03
             assert ways[name]["NLL"] < min(rival["NLL"] for rival in rivals) / 2
-        assert ways[example.BOTH]["ECE"] < min(rival["ECE"] for rival in rivals) - 0.1, share
+        assert ways[example.BOTH]["ECE"] < 0.1, share
     random, gain = result["asked"].values()
     assert random[0] == gain[0]
     assert gain[1] > random[1]
