@@ -10,11 +10,11 @@ from benchmarks.crowds.run import (
     BEST,
     COPYING,
     FIELD,
-    FORMER,
     METHODS,
     NETWORKS,
     OURS,
     SIMULATED,
+    TRIALS,
     WITH,
 )
 from benchmarks.shared import tables as shared
@@ -31,7 +31,7 @@ PARTS = {"answered": "answered", "test": "unanswered test images", "all": "all"}
 def methods(files: Files, task: str = "answers") -> DataFrame:
     """A row for each method and seed, on answered, unanswered or all nodes."""
     stored, rows = frame(files["crowds"], task=task), []
-    order = [*METHODS, *FORMER, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH]
+    order = [*METHODS, *TRIALS, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH]
     for part, name in PARTS.items():
         prefix = "" if part == "test" else f"{part}."  # as `frame` has it
         columns = {f"{prefix}{score}": score for score in ("accuracy", "nll", "brier", "ece")}
@@ -56,7 +56,7 @@ def crowds(files: Files) -> str:
 def crowds_summary(files: Files) -> str:
     rows = methods(files)
     return beside(
-        rows[~rows["method"].isin([WITH, *NETWORKS])], OURS, [FIELD, BEST, COPYING, *FORMER]
+        rows[~rows["method"].isin([WITH, *NETWORKS])], OURS, [FIELD, BEST, COPYING, *TRIALS]
     )
 
 
@@ -137,7 +137,8 @@ def _each(rows: DataFrame, one: str, other: str) -> pd.Series:
 
 def crowds_cases(files: Files) -> str:
     """A line for each kind of annotators, graph and number of labels."""
-    rows = frame(files["crowds"], task="cases")
+    stored = (row for row in files["crowds"] if row["task"].startswith("cases"))
+    rows = frame(row | {"version": row["task"].removeprefix("cases, ")} for row in stored)
     if len(rows):
         rows["option"] = rows.filter(like="option.").apply(lambda row: str(row.tolist()), axis=1)
     cells: dict = {"sets": count}
@@ -147,7 +148,7 @@ def crowds_cases(files: Files) -> str:
     for name in ("Dawid-Skene", "field", OURS):
         cells[f"{name}: NLL"] = average(f"{name}.nll", ".3f")
     cells |= {"behind the vote": behind, "confidence off": off, "warnings": average("doubt", ".1%")}
-    return shared.table(rows, ["case", "graph", "labels"], cells)
+    return shared.table(rows, ["version", "case", "graph", "labels"], cells)
 
 
 def _settings(rows: DataFrame) -> DataFrame:

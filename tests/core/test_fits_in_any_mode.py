@@ -37,6 +37,7 @@ from pyro_nmm.guides.fitting import train
 from pyro_nmm.models import (
     DGLFRM,
     Annotators,
+    CopyingAnnotators,
     Denoiser,
     FreeNMM,
     MarginalField,
@@ -166,9 +167,9 @@ def table(there):
 FEW = {"num_steps": 2, "num_starts": 1, "num_draws": 2, "num_chains": 2}
 
 
-def annotators(there):
+def annotators(there, kind):
     data, known, wrong = there(graph()[0], torch.tensor([0, -1, -1] * 4), torch.rand(12, 3) < 0.2)
-    answers, labels = (data.y[:, None] + wrong) % 2, Annotators(2)
+    answers, labels = (data.y[:, None] + wrong) % 2, kind(2)
     yield
     consensus = labels.fit(data.edge_index, answers, known=known, **FEW)
     yield [consensus.probs, *consensus.powers.values(), *numbers(consensus.field.prior)]
@@ -213,7 +214,8 @@ FITS = {
     "StackedNMM of scores": partial(stacked, pool=False),
     "StackedNMM of folds": folds,
     "NeighborMixtureClassifier": table,
-    "Annotators": annotators,
+    "Annotators": partial(annotators, kind=Annotators),
+    "CopyingAnnotators": partial(annotators, kind=CopyingAnnotators),
     "fit_field": hidden,
     "fit_field of a network": partial(hidden, network=True),
     "HiddenFieldGuide": program,
