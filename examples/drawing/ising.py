@@ -22,14 +22,14 @@ def draw(output, clean: Tensor, noisy: Tensor, marginals: dict[str, Tensor],
         show(column[0], table[:, 1].view(shape), f"{name}: p(black){error}", **grey)
         for axis, image in zip(column[1:], samples[name], strict=True):
             show(axis, image, f"{name}: a sample", **grey)
-    axis, half = axes[0, 2], len(curve) // 2
-    smooth = torch.tensor(curve).unfold(0, min(25, len(curve)), 1).mean(-1)[half:]
+    axis = axes[0, 2]
+    smooth = torch.tensor(curve).unfold(0, min(25, len(curve)), 1).mean(-1)
     axis.plot(range(len(curve) - len(smooth), len(curve)), smooth, color=BLUE)
     independent = result["mean field"]["KL"]
     axis.axhline(independent, color=VERMILION, ls="--")
     place = {"transform": axis.get_yaxis_transform(), "ha": "right"}
     axis.text(1, independent, "mean field", color=VERMILION, va="bottom", **place)
-    axis.text(1, smooth[-1] - 0.5, "NMM, at most", color=BLUE, va="top", **place)
+    axis.text(1, smooth[-1] - 1, "NMM, at most", color=BLUE, va="top", **place)
     axis.set_title("KL divergence, nats", fontsize=12)
     axis.set(xlabel="step", ylim=(0, 1.3 * independent))
     axis.spines[["top", "right"]].set_visible(False)
