@@ -45,7 +45,7 @@ class BestState(nn.Module):
         """Look at a state.
 
         :param losses: estimates of its loss, at least two.
-        :param parameters: tensors by name. Default: those of Pyro's store.
+        :param parameters: tensors by name. Default: the parameters of Pyro's store.
         :return: whether the state is kept.
         """
         values = torch.tensor(list(losses), dtype=torch.double)

@@ -136,8 +136,8 @@ def test_a_correction_takes_given_marginals():
     torch.testing.assert_close(alpha, torch.full_like(alpha, 0.5))
 
 
-def test_the_better_start_goes_on(monkeypatch):
-    """A mean field with labels exchanged, said to be the best, is no start to go on from."""
+def test_the_better_start_is_continued(monkeypatch):
+    """A mean field with labels exchanged, said to be the best, is no start to continue from."""
     field = field_of(0.2)
     found = mean_field(field)
     wrong = found._replace(marginals=found.marginals.flip(1), losses=found.losses + 1e3)
