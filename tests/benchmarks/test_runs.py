@@ -18,6 +18,7 @@ from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import grid, index_to_mask, to_scipy_sparse_matrix
 
+import benchmarks.crowds.cases as crowd_cases
 import benchmarks.crowds.run as crowds
 import benchmarks.links.run as links
 import benchmarks.nodes.run as nodes
@@ -52,12 +53,15 @@ def test_crowds(twice, smaller, monkeypatch, tmp_path):
     smaller(crowds, NETWORKS={name: crowds.NETWORKS[name] for name in networks})
     smaller(crowds, KINDS=["all"], SIMULATED={"0.7 right, a third": (0.7, 1 / 3)})
     smaller(crowds, NUM_EPOCHS=20)
+    people = (["complete"], [20], crowd_cases.people, [{"number": 5}])
+    smaller(crowd_cases, CASES={"people, dense graph": people}, SEEDS=[1000], LABELS=[2])
     smaller(out_of_fold, NUM_EPOCHS=20)
     monkeypatch.setitem(crowds.SETS, "music", small)
-    command = f"answers simulated coverage --sets music --seeds 0 --data-root {tmp_path}"
+    command = f"answers simulated coverage cases --sets music --seeds 0 --data-root {tmp_path}"
     rows = twice(crowds.main, command)
-    assert counts(rows) == {"answers": 9, "simulated": 9, "coverage": 3}
-    assert rows[-1].keys() >= {"low", "high", "mean", "accuracies", "dependence"}
+    assert counts(rows) == {"answers": 9, "simulated": 9, "coverage": 3, "cases": 1}
+    assert rows[-2].keys() >= {"low", "high", "mean", "accuracies", "dependence"}
+    assert rows[-1].keys() >= {"majority", "Dawid-Skene", "field", crowds.OURS, "doubt"}
     nll = {row["method"]: row["answered"]["nll"] for row in rows if row.get("kind") == "all"}
     assert nll[crowds.BEST] - 1e-6 < nll[crowds.OURS] < nll["majority"]
     assert all("|" in make({"crowds": rows}) for make in CROWDS)
