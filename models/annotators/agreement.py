@@ -26,9 +26,6 @@ DENSE = 10
 #: and beside it. Half of both warns of good fits to small graphs. Twice of both is silent about a
 #: consensus that is .05 less accurate than the vote.
 CONTRADICTED, FEW = 0.05, 2
-#: Equal answers that show an annotator of one label. Five occur by chance, and twenty miss
-#: annotators who answer rarely.
-MANY = 10
 
 
 class Dependence(NamedTuple):
@@ -175,7 +172,8 @@ def contradiction(
     label that it prefers. Both support nothing if the priors predict no answers (``informed``).
     """
     entries, size = Entries.of(answers), max(probs.shape[1], int(answers.max()) + 1)
-    votes, number = entries.votes(size)[:, : probs.shape[1]].double(), entries.number()
+    votes = entries.votes(size)[:, : probs.shape[1]].double()
+    number = votes.sum(1)  # silence agrees with everyone
     most, label = votes.max(1)
     chosen = probs.argmax(1)
     # Two answers that agree say more than one; if no node has two, one is all there is.
@@ -194,10 +192,5 @@ def contradiction(
     what = f"{int(wrong.sum())} of {int(agree.sum())} nodes whose answers all agree"
     doubt = f"consensus contradicts {what}, and nothing else supports it: it is probably less"
     doubt = f"{doubt} accurate than the majority vote."
-    number = torch.stack([(answers == k).sum(0) for k in range(size)])
-    single = int(((number.amax(0) == number.sum(0)) & (number.sum(0) >= MANY)).sum())
-    if 2 * single > answers.shape[1]:
-        cure = f"number missing answers {size} and set num_answers={size + 1}"
-        return f"{doubt} {single} of {answers.shape[1]} annotators give one label only: {cure}"
     cure = "Compare consensus.field, or pass a graph on which neighbours have equal labels"
     return f"{doubt} {cure}"
