@@ -147,7 +147,7 @@ def crowds_cases(files: Files) -> str:
     cells |= {"its confidence": average(f"{OURS}.confidence", ".3f")}
     for name in ("Dawid-Skene", "field", OURS):
         cells[f"{name}: NLL"] = average(f"{name}.nll", ".3f")
-    cells |= {"behind the vote": behind, "confidence off": off, "warnings": average("doubt", ".1%")}
+    cells |= {"behind the vote": behind, "confidence off": off}
     return shared.table(rows, ["version", "case", "graph", "labels"], cells)
 
 

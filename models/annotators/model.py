@@ -3,8 +3,6 @@
 
 """Annotators who answer about latent labels, and annotators who copy: emissions, and their fit."""
 
-import sys
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -155,8 +153,6 @@ class Annotators:
         emission, table = self._with_silence(data.table)
         field = fit_field(emission, hood, table, edge_attr, known, **options)
         consensus = consensus_of(field, table, walk or Walk.on_field(field), learn)
-        if consensus.doubt is not None:
-            warnings.warn(consensus.doubt, stacklevel=_level_of_user())
         return replace(consensus, labels=labels, annotators=data.annotators)
 
     def fit_predict(self, graph: Neighborhood | Data | Tensor, answers: Any, **options) -> Any:
@@ -345,14 +341,6 @@ class Annotators:
         right = max(1 / 2, 2 / (columns + 1))
         wrong = (1 - right) / (columns - 1)
         return like.new_full(shape, strength * wrong).fill_diagonal_(strength * right)
-
-
-def _level_of_user() -> int:
-    """The stack level of the first caller outside of the package, for a warning."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_globals["__name__"].startswith("pyro_nmm."):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _towards(mean: Tensor, counts: Tensor) -> Tensor:

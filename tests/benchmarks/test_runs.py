@@ -61,7 +61,7 @@ def test_crowds(twice, smaller, monkeypatch, tmp_path):
     rows = twice(crowds.main, command)
     assert counts(rows) == {"answers": 8, "simulated": 8, "coverage": 3, "cases": 1}
     assert rows[-2].keys() >= {"low", "high", "mean", "accuracies", "dependence"}
-    assert rows[-1].keys() >= {"majority", "Dawid-Skene", "field", crowds.OURS, "doubt"}
+    assert rows[-1].keys() >= {"majority", "Dawid-Skene", "field", crowds.OURS}
     nll = {row["method"]: row["answered"]["nll"] for row in rows if row.get("kind") == "all"}
     assert nll[crowds.BEST] - 1e-6 < nll[crowds.OURS] < nll["majority"]
     assert all("|" in make({"crowds": rows}) for make in CROWDS)

@@ -186,7 +186,6 @@ def test_progress_covers_the_classifier():
     assert ranges == [range(30), range(NUM_FOLDS), range(NUM_FOLDS)]  # the field, and two rounds
 
 
-@pytest.mark.filterwarnings("ignore:consensus contradicts")  # one person alone is doubtful
 def test_one_annotator_and_known_labels():
     data, answers, truth = crowd()
     data.x[:, 3] = truth

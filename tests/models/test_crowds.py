@@ -3,8 +3,6 @@
 
 """Crowds that mislead a consensus: it is as good as the vote, or warns."""
 
-from functools import partial
-
 import pytest
 import torch
 from crowds import QUICK, SHORT, answers_to, by_visitors
@@ -14,9 +12,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import digits
 from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators, NormalEmission, accuracy, fit_field
-from pyro_nmm.models.annotators.agreement import contradiction
 from pyro_nmm.models.annotators.answers import Entries
-from pyro_nmm.models.annotators.consensus import Walk
 from pyro_nmm.models.hidden.field import matched, start_of
 
 EDGES, PLACES = grid(12, 12)
@@ -142,46 +138,6 @@ def test_annotators_of_one_label(labels):
     rare = (torch.rand(144) < 0.05).long()
     for other in (by_visitors(truth.clamp(max=1), 3, 4), answers_to(rare, [0.99] * 9, 0.9, 2)):
         assert Annotators(2)._with_silence(other)[1] is other
-
-
-def test_contradictions_by_hand():
-    """Two halves of a path, each with one node whose answers differ from the answers around it."""
-    path = torch.stack([torch.arange(39), torch.arange(1, 40)])
-    walk, truth = Walk.on_graph(path, 40), (torch.arange(40) >= 20).long()
-    answers = truth[:, None].repeat(1, 2)
-    odd = [5, 6, 7, 30, 31, 32]
-    answers[odd] = 1 - answers[odd]
-    probs = torch.nn.functional.one_hot(truth, 2).double()
-    around = partial(walk.labels, part=torch.arange(40) % 10)
-    assert contradiction(answers, probs, around, True) is None
-    # On a graph that predicts nothing neighbours are no support.
-    doubt = contradiction(answers, probs, around, False)
-    assert doubt.startswith("consensus contradicts 6 of 40 nodes whose answers all agree")
-    assert "less accurate than the majority vote. Compare consensus.field" in doubt
-    few = answers.clone()
-    few[odd[:2]] = truth[odd[:2], None]
-    assert contradiction(few, probs, around, False) is None  # four of forty
-    few[odd[2]] = truth[odd[2]]
-    # All labels exchanged: neighbours side with the answers.
-    found = contradiction(answers, probs.flip(1), around, True)
-    assert found.startswith("consensus contradicts 33 of 40 nodes")  # of 34, one at the border
-    # A classifier may support them, and known labels contradict nothing.
-    uniform = torch.full((40, 2), 0.5)
-    assert "33 of 40" in contradiction(answers, probs.flip(1), around, True, uniform)
-    assert contradiction(answers, probs.flip(1), around, True, probs.flip(1)) is None
-    known = (1 - truth).where(torch.arange(40) < 30, -1)
-    found = contradiction(answers, probs.flip(1), around, True, known=known)
-    assert "7 of 10 nodes" in found
-    # One answer a node counts where no node has two, else not.
-    single = answers.clone()
-    single[:, 1] = -1
-    assert "6 of 40" in contradiction(single, probs, around, False)
-    single[odd, 1] = 1 - single[odd, 0]
-    assert contradiction(single, probs, around, False) is None
-    # Silence as an answer contradicts no other one.
-    assert "6 of 40" in contradiction(answers.repeat(1, 2), probs, around, False)
-    silence = torch.cat([answers, torch.full((40, 1), 2)], 1)
-    assert "6 of 40" in contradiction(silence, probs, around, False)
 
 
 @pytest.mark.parametrize("follows", [True, False])
