@@ -296,8 +296,8 @@ WITH, CROWDLAB = "Annotators and a GCN", "GCN, CROWDLAB"
 #: Rows of a model in which annotators copy, of version 0.2, and of a trial with its first version,
 #: in which a label that nobody gives was nearly impossible, are kept beside those of today.
 COPYING = "CopyingAnnotators"
-#: Rows of answers that count in full, SHARE of one, and of the powers of 0.2 for one annotator.
-TRIED = ", answers in full", ", weaker defaults"
+#: Rows of answers that count in full, SHARE of one, and of larger powers for one annotator.
+TRIED = ", answers in full", ", stronger defaults"
 FORMER = [
     name.replace(OURS, f"{OURS}{end}")
     for end in (" 0.2", ", gated", ", gated, unnamed labels ruled out", *TRIED)
