@@ -95,7 +95,7 @@ def labelled(mask, label):
 
 INTEGER, POSITIVE = "must be an integer of at least", "must be positive and finite, got"
 PATCH = r"draw must give integer grey levels of shape \(B"
-STARTS = r"starts must hold .* of shape \(S, 9, 2\)"
+STARTS = r"starts must (have shape \(S, 9, 2\)|be probabilities|be a floating-point tensor), got"
 EVEN, SPARSE = torch.full((1, 9, 2), 0.5), torch.eye(12).to_sparse_csr()
 #: Data, and the message.
 BAD_DATA = [
