@@ -74,11 +74,7 @@ class FieldGuide(SharedForward):
         self.target, self.num_samples = target, num_samples
         self.estimator = as_member(EntropyEstimator, estimator=estimator)
         if isinstance(target, RandomField):
-            if target.num_nodes != hood.num_nodes or target.batch_shape:
-                raise ValueError(
-                    f"target must have the {hood.num_nodes} nodes of hood and no batch dimensions, "
-                    f"got {target.num_nodes} nodes and batch {tuple(target.batch_shape)}"
-                )
+            _check_nodes("target", target, hood)
             order = torch.cat(target.colors()) if order is None else order
         self.register_buffer("order", as_order(hood, order))
 
@@ -147,7 +143,7 @@ def fit_mixture(
     early: list[float] = []
     given: tuple[Tensor, ...] = ()
     if isinstance(field, RandomField):
-        _check_target(field, hood)
+        _check_nodes("field", field, hood)
         alone = mean_field(field)
         if isinstance(network, MeanFieldCorrection):  # whose own answer is the start
             start = mean_field(field, **network.options) if network.options else alone
@@ -170,8 +166,7 @@ def fit_mixture(
     with pyro.get_param_store().scope():
         if isinstance(field, RandomField):
             bound = fmean(_losses(family, options, target, *given, times=4))
-            closest = independent(hood, alone.marginals) if bound > alone.losses[0] else None
-            if closest is not None:
+            if bound > alone.losses[0] and (closest := independent(hood, alone.marginals)):
                 return closest, early + losses
         return family.mixture(target, *given), early + losses
 
@@ -183,11 +178,11 @@ def _losses(family: FieldGuide, options: Steps, *inputs, times: int = 1) -> list
         return [TraceGraph_ELBO().loss(family.model, family.guide, *inputs) for _ in range(count)]
 
 
-def _check_target(target: RandomField, hood: Neighborhood) -> None:
-    if target.batch_shape:
-        raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
-    if target.num_nodes != hood.num_nodes:
-        raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")
+def _check_nodes(name: str, field: RandomField, hood: Neighborhood) -> None:
+    if field.num_nodes != hood.num_nodes or field.batch_shape:
+        must = f"the {hood.num_nodes} nodes of hood and no batch dimensions"
+        got = f"{field.num_nodes} nodes and batch {tuple(field.batch_shape)}"
+        raise ValueError(f"{name} must have {must}, got {got}")
 
 
 def _run(
@@ -205,7 +200,7 @@ def _run(
     def take(step: int) -> tuple[FieldGuide, RandomField]:
         nonlocal family, target
         target = field if isinstance(field, RandomField) else ordinary(field(step))
-        _check_target(target, hood)
+        _check_nodes("field", target, hood)
         if family is None:
             last = torch.cat(target.colors()) if order is None else order
             family = FieldGuide(hood, network, lambda field, *_: field,

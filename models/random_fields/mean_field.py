@@ -122,11 +122,9 @@ class MeanFieldCorrection(nn.Module):
 
     :param nn.Module network: called with the neighbourhoods, the field and its mean field's
         marginals :math:`m`, ``(N, C)``; returns :math:`a`, ``(N, C)``, and :math:`s`.
-    :param float kappa: and ``gamma``, ``epsilon`` as for :class:`~pyro_nmm.models.FreeNMM`. With a
-        ``gamma`` of 4 a network of shared weights first unlearned what nodes borrow, for good.
+    :param float kappa: and ``gamma``, ``epsilon`` as for :class:`~pyro_nmm.models.FreeNMM`.
     :param options: keywords of :func:`~pyro_nmm.guides.mean_field`, which runs in every call
-        without ``marginals``: for one network that serves many fields, few sweeps and starts save
-        time. :func:`~pyro_nmm.guides.fit_mixture` of a single field gives its own marginals.
+        without ``marginals``: few sweeps and starts save time if a network serves many fields.
     """
 
     def __init__(

@@ -100,8 +100,7 @@ class PairwiseMRF(GraphDistribution):
         r"""``(..., N, C)``: :math:`u_i + \sum_j w_{ij} \phi \, p_j`, the logits of every node's
         label given its neighbours' labels or distributions :math:`p`. Cost: :math:`O(N C^2 + P C)`.
         """
-        probs = as_tensor("probs", probs, self.unary.device)
-        expect("probs", probs, ("...", self.num_nodes, self.num_classes))
+        probs = as_expected("probs", probs, ("...", *self.unary.shape[-2:]), like=self.unary)
         messages = probs.to(self.interaction) @ self.interaction
         strength = self.strength.unsqueeze(-1)
         batch = torch.broadcast_shapes(self.batch_shape, probs.shape[:-2])

@@ -79,8 +79,8 @@ def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Ten
 def letters(
     text: str, height: int, width: int, margin: float = 0.12, font: str = "DejaVu Sans"
 ) -> Tensor:
-    """``(height, width)``: 1 on a bold text, as large as fits, and -1 around it; ``font`` is a
-    family that matplotlib finds, as it does "DejaVu Serif" and "DejaVu Sans Mono".
+    """``(height, width)``: 1 on a bold text, as large as fits, in a font that matplotlib finds by
+    its name, and -1 around it.
 
     >>> letters("NMM", 10, 30).shape
     torch.Size([10, 30])
