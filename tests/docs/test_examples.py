@@ -90,12 +90,10 @@ def test_ising(tmp_path):
 @pytest.mark.parametrize("seed", range(5))
 def test_fonts(tmp_path, seed):
     """Closer than the mean field on every word, and no worse after a few steps more."""
-    steps = "--num-steps", "200", "--lr", "0.015", "--seed", str(seed)
-    for row in run(load("examples/fonts.py"), tmp_path, *steps):
+    for row in run(load("examples/fonts.py"), tmp_path, "--seed", str(seed)):
         free, network, more = (way["KL"] for way in row.values())
-        assert 0 < more < network + 0.2
-        assert network < free
-        assert more < 0.9 * free
+        assert 0 < more < network + 0.3
+        assert network < 0.8 * free
 
 
 def test_link_prediction(tmp_path):

@@ -141,7 +141,7 @@ REFUSED = [
     (mix, {"hood": house()}, "hood has 5 nodes, but data 12"),
     (mixture, {"warmup": 2}, r"warmup must be in \[0, 1\], got 2"),
     (mixture, {"height": 4}, "field must have the 12 nodes of hood"),
-    (mixture, {"height": 4, "target": lambda: lambda _: field()}, "field must have the 12 nodes of hood"),
+    (mixture, {"height": 4, "target": lambda: lambda _: field()}, "must have the 12 nodes of hood"),
     (mixture, {"target": lambda: field().unary.numpy()},
      r"field must be a PairwiseMRF, a MarginalField or .*ndarray"),
     (mixture, {"target": lambda: ising(grid_edges(3, 3), 0.3, torch.zeros(3, 9))},
