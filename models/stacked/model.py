@@ -369,16 +369,17 @@ class StackedNMM(nn.Module):
         if self.pool is None and beside is not None:
             raise ValueError("beside needs a pool: with pool=False the NMM has no share")
         data = self._read(hood, scores, y, known, edge_weight, new=new)
-        data, observed = data.with_beside(beside), data.known
+        data, observed, block = data.with_beside(beside), data.known, None
+        if not isinstance(stages, int) or stages != 1:
+            if self.pool is None or num_samples is None:
+                raise ValueError("stages needs a pool, where labels are revealed, and num_samples")
+            block = as_blocks(stages, observed)
         if not self.updated:
             data = replace(data, known=data.certain)
         formulas = self._formulas(num_draws)
         share = num_samples and num_samples // len(formulas)
         members = posteriors(data, formulas, share, observed)
-        if not isinstance(stages, int) or stages != 1:
-            if self.pool is None or num_samples is None:
-                raise ValueError("stages needs a pool, where labels are revealed, and num_samples")
-            block = as_blocks(stages, observed)
+        if block is not None:
             pairs = zip(members, formulas, strict=True)
             members = [staged(data, formula, block, member) for member, formula in pairs]
         return AveragedPosterior(members) if len(members) > 1 else members[0]

@@ -39,7 +39,7 @@ class StagedPosterior(Posterior):
     >>> from pyro_nmm.models import StackedNMM
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
     >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
-    >>> y, train = torch.tensor([0, 0, 1, 1]), torch.tensor([0])
+    >>> y, train = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, False])
     >>> stacked = StackedNMM(num_classes=2).fit(hood, scores, y, train, [1, 2], num_steps=20)
     >>> posterior = stacked.posterior(hood, scores, y, train, stages=3)
     >>> posterior.sample((5,)).shape
