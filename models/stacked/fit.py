@@ -112,8 +112,7 @@ class FitOptions:
         check_integers(1, max_held_out=self.max_held_out, refit_steps=self.refit_steps)
         check_integers(2, num_samples=self.num_samples)
         check_positive(lr=self.lr)
-        for number in self.stages:
-            check_integers(1, stages=number)
+        check_integers(1, stages=min(self.stages, default=1))
 
 
 @dataclass(frozen=True)

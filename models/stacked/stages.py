@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from operator import methodcaller
 from typing import Any, NoReturn
 
@@ -23,18 +23,19 @@ from pyro_nmm.neighborhood import Neighborhood
 
 
 class StagedPosterior(Posterior):
-    r"""Posterior of labels that are revealed in blocks :math:`\rho_1, \dots, \rho_B`, each of which
-    has the joint distribution of a ``StackedNMM`` whose pool holds all earlier blocks.
+    r"""Posterior of labels that are revealed in blocks :math:`\rho_1, \dots, \rho_B`, each with
+    the joint distribution of a ``StackedNMM`` given all earlier blocks.
 
     .. math::
 
         p(y \mid y_\tau) = \prod_{b=1}^B p(y_{\rho_b} \mid y_\tau, y_{\rho_1}, \dots,
             y_{\rho_{b-1}})
 
-    With one block it is the posterior itself. With one node a block it is the chain rule of the
-    pool. :meth:`~pyro_nmm.models.StackedNMM.posterior` makes it, with the queries of a
-    :class:`~pyro_nmm.Posterior`. It has no :meth:`condition`, :meth:`log_marginal` and
-    :meth:`information_gain`, which would sum over all labels of earlier blocks.
+    Earlier labels are known in the pool :math:`P`, and their expected counts are added to
+    ``alpha``. One block is the posterior itself, and one node a block is the chain rule.
+    :meth:`~pyro_nmm.models.StackedNMM.posterior` makes it. Its queries are those of a
+    :class:`~pyro_nmm.Posterior`, but :meth:`condition`, :meth:`log_marginal` and
+    :meth:`information_gain`, which would sum over labels of earlier blocks.
 
     >>> from pyro_nmm.models import StackedNMM
     >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
@@ -44,11 +45,8 @@ class StagedPosterior(Posterior):
     >>> posterior = stacked.posterior(hood, scores, y, train, stages=3)
     >>> posterior.sample((5,)).shape
     torch.Size([5, 4])
-    >>> bool(posterior.log_likelihood(y) < 0)
-    True
 
-    Cost: linear in the number of edges and of blocks. A block costs a pool, :math:`O(E C)` 21
-    times: once for each likelihood, once for each draw, and once for each path of a table.
+    Cost: for each block a pool, :math:`O(E C)` 21 times; :meth:`sample` for each draw and block.
 
     :param Posterior first: the posterior of the first block.
     :param given: the posterior given labels ``(N,)`` where a mask ``(N,)`` is true.
@@ -67,9 +65,6 @@ class StagedPosterior(Posterior):
         self.first, self.given, self.num_paths = first, given, num_paths
         self.block = block.masked_fill(self.observed, -1)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_stages={int(self.block.max()) + 1}, {self.first})"
-
     def _at(self, number: int, labels: Tensor) -> Posterior:
         """The posterior of a block given labels ``(N,)`` of all earlier ones."""
         known = self.block < number
@@ -81,13 +76,12 @@ class StagedPosterior(Posterior):
         every, new = self.labels.index_copy(0, nodes, labels), torch.zeros_like(self.observed)
         number = self.block[nodes].unique().tolist()
         new[nodes] = True
-        missing = (self.block >= 0) & (self.block < max(number, default=0)) & ~new
+        missing = ~self.observed & (self.block < max(number, default=0)) & ~new
         if missing.any():
             node = int(missing.nonzero()[0])
             raise ValueError(
-                f"observed leaves out node {node} of block {int(self.block[node])} but has nodes "
-                f"of block {number[-1]}: give stages=random_blocks(observed, number), where nodes "
-                f"that it leaves out are in the last block"
+                f"observed leaves out node {node}, of an earlier block than its last one: give "
+                f"stages=random_blocks(observed, number), where such nodes are in the last block"
             )
         for k in number:
             yield self._at(k, every), every, new & (self.block == k)
@@ -100,15 +94,13 @@ class StagedPosterior(Posterior):
         """
         parts = self._stages("log_likelihood", y, observed)
         terms = [post.log_likelihood(every, part, num_particles) for post, every, part in parts]
-        return torch.stack(terms).sum() if terms else self.logits.new_zeros(())
+        return sum(terms, self.logits.new_zeros(()))
 
     def path_likelihood(self, y: Tensor, observed: Tensor | None = None, *how: Any, **options: Any):
         """The sum over blocks of :meth:`Posterior.path_likelihood`, likewise."""
         parts = self._stages("path_likelihood", y, observed)
-        terms = [post.path_likelihood(each, part, *how, **options) for post, each, part in parts]
-        if not terms:
-            return PathEstimate(*self.logits.new_zeros(2))
-        values, errors = map(torch.stack, zip(*terms, strict=True))
+        terms = [post.path_likelihood(every, part, *how, **options) for post, every, part in parts]
+        values, errors = torch.stack([self.logits.new_zeros(2), *map(torch.stack, terms)]).T
         return PathEstimate(values.sum(), errors.norm())
 
     @torch.no_grad()
@@ -144,8 +136,8 @@ class StagedPosterior(Posterior):
         number = self.block[rows.nodes].clamp(min=0)
         table = self.logits.new_zeros(rows.num_rows, self.num_classes)
         for k in number.unique().tolist():
-            some = partial(_marginals_of, nodes=rows.nodes[number == k])
-            table[number == k] = self._mean(k, some)
+            some = number == k
+            table[some] = self._mean(k, Posterior.marginals)[rows.nodes[some]]
         return table
 
     def pairwise(self, pairs: Tensor) -> Tensor:
@@ -158,20 +150,13 @@ class StagedPosterior(Posterior):
         return table
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError(
-            "labels revealed in stages have log_likelihood, path_likelihood, sample, counts, "
-            "marginals and pairwise: for other queries take a posterior with stages=1"
-        )
+        raise ValueError("with stages=1 a posterior has this query, with more it has none")
 
     condition = log_marginal = information_gain = _refuse
 
     def predict(self, nodes: Tensor | None = None, method="marginal", generator=None) -> Tensor:
         """Modes of the marginals: :meth:`Posterior.predict` with ``method="marginal"``."""
         return super().predict(nodes) if method == "marginal" else self._refuse()
-
-
-def _marginals_of(posterior: Posterior, nodes: Tensor) -> Tensor:
-    return posterior._marginals(posterior.hood.take(nodes))
 
 
 def mixtures(
@@ -240,8 +225,6 @@ def random_blocks(nodes: Tensor, number: int, seed: int = 0) -> Tensor:
     tensor([2, 0, 1, 2])
 
     :param Tensor nodes: ``(N,)`` boolean mask.
-    :param int number: of blocks.
-    :param int seed: of the order.
     :return: ``(N,)`` the block ``0..number - 1`` of each node.
     """
     check_integers(1, number=number)
