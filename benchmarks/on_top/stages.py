@@ -17,10 +17,10 @@ from pyro_nmm.models import StackedNMM, random_blocks
 CHAIN, STAGES = 100, (1, 3, 10, 30)
 
 
-def chain(make: Callable[[Tensor], Tensor], data: Data, number: int = CHAIN) -> dict:
+def chain(make: Callable[[Tensor], Tensor], data: Data) -> dict:
     """Blocks of test nodes by marginals given the training labels and all earlier blocks."""
-    block, known, total = random_blocks(data.test_mask, number), data.train_mask, 0.0
-    for k in range(number):
+    block, known, total = random_blocks(data.test_mask, CHAIN), data.train_mask, 0.0
+    for k in range(CHAIN):
         part = data.test_mask & (block == k)
         if part.any():
             total += log_probs(make(known), data.y, part).sum().item()

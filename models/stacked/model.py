@@ -314,7 +314,7 @@ class StackedNMM(nn.Module):
     @property
     def stages(self) -> int:
         """The most blocks, of the ``stages`` of :meth:`fit`, under which the held-out labels are at
-        most two nats less likely than under the best number.
+        most half a nat less likely than under the best number.
         """
         if self.evidence is None or not self.evidence.joint:
             raise ValueError(
