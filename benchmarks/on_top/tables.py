@@ -244,7 +244,9 @@ def calibration_priors(files: Files) -> str:
 
 def of_all_labels(files: Files) -> DataFrame:
     rows = rows_of(files, "revealed")
-    return rows.assign(nll=-rows["joint"], method=shown.ordered(rows["method"], list(stages.METHODS)))
+    return rows.assign(
+        nll=-rows["joint"], method=shown.ordered(rows["method"], list(stages.METHODS))
+    )
 
 
 def all_test_labels(files: Files) -> str:

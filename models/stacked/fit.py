@@ -135,8 +135,8 @@ class Evidence:
                  for name, value in self.nll.items()]  # fmt: skip
         shares = [f"{'share of the NMM':24}{self.share:8.3f}"] if self.share < 1 else []
         for number, value in self.joint.items():
-            chosen = "  chosen" * (number == self.stages)
-            shares.append(f"{f'all, {number} blocks, nats':24}{value:8.1f}{chosen}")
+            name = f"all, {number} block{'s' * (number > 1)}, nats"
+            shares.append(f"{name:24}{value:8.1f}{'  chosen' * (number == self.stages)}")
         return "\n".join(["held-out NLL", *lines, *shares])
 
 
