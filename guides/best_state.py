@@ -42,11 +42,8 @@ class BestState(nn.Module):
     def update(
         self, losses: Iterable[float], parameters: Mapping[str, Tensor] | None = None
     ) -> bool:
-        """Look at a state.
-
-        :param losses: estimates of its loss, at least two.
-        :param parameters: tensors by name. Default: the parameters of Pyro's store.
-        :return: whether the state is kept.
+        """Whether a state with two or more estimates of its loss is kept: tensors by name, by
+        default the parameters of Pyro's store.
         """
         values = torch.tensor(list(losses), dtype=torch.double)
         if len(values) < 2 or not values.isfinite().all():

@@ -74,11 +74,7 @@ class FieldGuide(SharedForward):
         self.target, self.num_samples = target, num_samples
         self.estimator = as_member(EntropyEstimator, estimator=estimator)
         if isinstance(target, RandomField):
-            if target.num_nodes != hood.num_nodes or target.batch_shape:
-                raise ValueError(
-                    f"target must have the {hood.num_nodes} nodes of hood and no batch dimensions, "
-                    f"got {target.num_nodes} nodes and batch {tuple(target.batch_shape)}"
-                )
+            _check_nodes("target", target, hood)
             order = torch.cat(target.colors()) if order is None else order
         self.register_buffer("order", as_order(hood, order))
 
@@ -147,15 +143,17 @@ def fit_mixture(
     early: list[float] = []
     given: tuple[Tensor, ...] = ()
     if isinstance(field, RandomField):
-        _check_target(field, hood)
+        _check_nodes("field", field, hood)
         alone = mean_field(field)
-        if isinstance(network, MeanFieldCorrection):
-            given = (alone.marginals,)
+        if isinstance(network, MeanFieldCorrection):  # whose own answer is the start
+            start = mean_field(field, **network.options) if network.options else alone
+            given = (start.marginals,)
     if network is None:
         if not isinstance(field, RandomField):
             raise ValueError("network must be given if field is a function: it serves many")
+        own = field.rest if isinstance(field, MarginalField) else field
         first, second = (FreeNMM(hood, field.num_classes, m)
-                         for m in (alone.marginals, _terms(field).softmax(-1)))  # fmt: skip
+                         for m in (alone.marginals, own.unary.softmax(-1)))  # fmt: skip
         share, network = options.num_steps // 8, first
         if share:
             short = replace(options, num_steps=share, checkpoint=None)
@@ -167,28 +165,24 @@ def fit_mixture(
     family, target, _, losses = run(network, given, warmup=warmup, options=options)
     with pyro.get_param_store().scope():
         if isinstance(field, RandomField):
-            bound = fmean(_losses(family, 4 * _repeats(options), target, *given))
-            closest = independent(hood, alone.marginals) if bound > alone.losses[0] else None
-            if closest is not None:
+            bound = fmean(_losses(family, options, target, *given, times=4))
+            if bound > alone.losses[0] and (closest := independent(hood, alone.marginals)):
                 return closest, early + losses
         return family.mixture(target, *given), early + losses
 
 
-def _repeats(options: Steps) -> int:
-    """Estimates of the loss at a state. Half as many choose worse states; twice cost a third."""
-    return max(2, options.num_steps // 50)
-
-
-def _losses(family: FieldGuide, count: int, *inputs) -> list[float]:
+def _losses(family: FieldGuide, options: Steps, *inputs, times: int = 1) -> list[float]:
+    """Estimates of a state's loss. Half as many choose worse states; twice cost a third."""
+    count = times * max(2, options.num_steps // 50)
     with evaluation(family), unvalidated():
         return [TraceGraph_ELBO().loss(family.model, family.guide, *inputs) for _ in range(count)]
 
 
-def _check_target(target: RandomField, hood: Neighborhood) -> None:
-    if target.batch_shape:
-        raise ValueError(f"field must have no batch dimensions, got {target.batch_shape}")
-    if target.num_nodes != hood.num_nodes:
-        raise ValueError(f"hood has {hood.num_nodes} nodes, but field {target.num_nodes}")
+def _check_nodes(name: str, field: RandomField, hood: Neighborhood) -> None:
+    if field.num_nodes != hood.num_nodes or field.batch_shape:
+        must = f"the {hood.num_nodes} nodes of hood and no batch dimensions"
+        got = f"{field.num_nodes} nodes and batch {tuple(field.batch_shape)}"
+        raise ValueError(f"{name} must have {must}, got {got}")
 
 
 def _run(
@@ -206,7 +200,7 @@ def _run(
     def take(step: int) -> tuple[FieldGuide, RandomField]:
         nonlocal family, target
         target = field if isinstance(field, RandomField) else ordinary(field(step))
-        _check_target(target, hood)
+        _check_nodes("field", target, hood)
         if family is None:
             last = torch.cat(target.colors()) if order is None else order
             family = FieldGuide(hood, network, lambda field, *_: field,
@@ -215,7 +209,7 @@ def _run(
         return family, target
 
     def look(pair: FieldGuide, now: RandomField) -> None:
-        best.update(_losses(pair, _repeats(options), now, *given), network.state_dict())
+        best.update(_losses(pair, options, now, *given), network.state_dict())
 
     def rate(step: int) -> float:
         return max(min(1.0, 2 - 2 * step / options.num_steps), 1e-3)
@@ -229,23 +223,18 @@ def _run(
         with unvalidated():
             return elbo.loss_and_grads(pair.model, pair.guide, now, *given)
 
-    settings = {
-        "field": _contents(field), "hood": (hood.num_sources, hood.ptr, hood.source),
-        "order": order, "num_samples": num_samples, "warmup": warmup,
-    }  # fmt: skip
     whole = nn.ModuleDict({"network": network, "best": best})
     with pyro.get_param_store().scope():
-        losses = options.train(whole, optimizer, backward, rate, **settings)
+        losses = options.train(
+            whole, optimizer, backward, rate, field=_contents(field), order=order, warmup=warmup,
+            hood=(hood.num_sources, hood.ptr, hood.source), num_samples=num_samples,
+        )  # fmt: skip
         if family is None or target is None:  # a checkpoint had all steps
             family, target = take(options.num_steps - 1)
         if target is field:
             look(family, target)
             best.restore(network.state_dict())
     return family, target, best, losses
-
-
-def _terms(field: RandomField) -> Tensor:
-    return field.field.unary[field.nodes] if isinstance(field, MarginalField) else field.unary
 
 
 def _contents(field: Any) -> Any:

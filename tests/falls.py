@@ -84,6 +84,8 @@ FALLS = {
         communities(membership: 10^9)
         letters(text: nonsense)
         node_plate(y: 10^9)
+        random_blocks(nodes: a row more)
+        random_blocks(nodes: no row)
         walks(membership: 10^9)
     """,
     "an operation on tensors, as torch.softmax is: NaN goes through": """

@@ -27,6 +27,8 @@ from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
 Fitted = tuple[Tensor, float]  #: marginals and their loss
 #: Weight decay of GATS where it is not 5e-3: the configuration files of its authors.
 DECAY = {"cora gat": 1e-2, "citeseer gat": 1e-2, "pubmed gcn": 0.0, "pubmed gat": 0.2}
+#: Settings of Correct and Smooth.
+PAIRS = [(first, second) for first in (0.5, 0.9) for second in (0.5, 0.8, 0.9)]
 
 
 def fit(loss: Callable[[], Tensor], values: list[Tensor], steps: int = 200) -> None:
@@ -120,17 +122,18 @@ def recalibrated(make: Callable[[Tensor], Tensor], data: Data) -> Fitted:
     return by_likelihood(lambda t, f: floored(scaled(logits, t), f), [0.0, -4.0], data)
 
 
+def smoothed(data: Data, start: Tensor, known: Tensor, first: float, second: float) -> Tensor:
+    """PyG's Correct and Smooth (Huang et al. 2021) of some probabilities, given known labels."""
+    smoother, labels = CorrectAndSmooth(50, first, 50, second, autoscale=True), data.y[known]
+    probs = smoother.correct(start, labels, known, data.edge_index).nan_to_num().clamp(min=0)
+    probs = smoother.smooth(probs, labels, known, data.edge_index).clamp(min=1e-9)
+    return probs / probs.sum(-1, keepdim=True)
+
+
 def correct_and_smooth(data: Data, fitted: Callable[..., Fitted] = recalibrated) -> Tensor:
-    """PyG's Correct and Smooth (Huang et al. 2021), with the best of six pairs of settings."""
-    start, edges = temperature(data), data.edge_index
-
-    def smoothed(first: float, second: float, known: Tensor) -> Tensor:
-        smoother, labels = CorrectAndSmooth(50, first, 50, second, autoscale=True), data.y[known]
-        probs = smoother.correct(start, labels, known, edges).nan_to_num().clamp(min=0)
-        probs = smoother.smooth(probs, labels, known, edges).clamp(min=1e-9)
-        return probs / probs.sum(-1, keepdim=True)
-
-    every = [fitted(partial(smoothed, a, b), data) for a in (0.5, 0.9) for b in (0.5, 0.8, 0.9)]
+    """Correct and Smooth with the best of six pairs of settings."""
+    start = temperature(data)
+    every = [fitted(lambda known, p=pair: smoothed(data, start, known, *p), data) for pair in PAIRS]
     return min(every, key=lambda found: found[1])[0]
 
 
@@ -171,8 +174,8 @@ def potts(data: Data, probs: Tensor) -> Tensor:
     return by_likelihood(marginals, [0.0, -1.0], data, steps=30)[0]
 
 
-def pool_alone(data: Data) -> Tensor:
-    """StackedNMM's pool without an NMM, by maximum a posteriori."""
+def fitted_pool(data: Data) -> Callable[[Tensor], Tensor]:
+    """StackedNMM's pool without an NMM, by maximum a posteriori: marginals given known labels."""
     logits, y, held, size = data.logits, data.y, data.val_mask, data.logits.shape[1]
     pool, unit, prior = PooledScores(size), logits.std(), StackedNMM(size).prior
     pool.temperature.fill_(unit * temperature_scaling(logits / unit, y, held))
@@ -185,7 +188,11 @@ def pool_alone(data: Data) -> Tensor:
         return (cost + penalty / 2) / int(held.sum())
 
     fit(loss, list(pool.parameters()))
-    return pool(terms).detach()
+    return lambda known: pool(pool.terms(data.hood, logits, y, known)).detach()
+
+
+def pool_alone(data: Data) -> Tensor:
+    return fitted_pool(data)(data.train_mask)
 
 
 class CaGCN(nn.Module):

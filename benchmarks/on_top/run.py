@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
 from benchmarks.nodes import evaluate, node_scores
-from benchmarks.on_top import rivals
+from benchmarks.on_top import rivals, stages
 from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, some_pairs, trained
 from benchmarks.shared.graphs import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick, read
@@ -210,7 +210,14 @@ def questions(args, results: Records) -> None:
         results.add(**key, curve=curve, alike=mean(alike))
 
 
-TASKS = priors, splits, edges, labels, counts, questions, weights
+def revealed(args, results: Records) -> None:
+    """Log-likelihood of all test labels, also of predictions that are revealed block by block."""
+    for key, data in cases(args, results, "revealed", method=list(stages.METHODS)):
+        found, seconds = timed(stages.METHODS[key["method"]], data)
+        results.add(**key, **found, seconds=seconds)
+
+
+TASKS = priors, splits, edges, labels, counts, questions, weights, revealed
 OPTIONS: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
 OPTIONS |= {"splits": [0, 1, 2, 3, 4], "num_folds": 3, "methods": list(METHODS)}
 OPTIONS |= {"data_root": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}

@@ -8,6 +8,7 @@ from statistics import median
 
 from pandas import DataFrame
 
+from benchmarks.on_top import stages
 from benchmarks.on_top.data import HETEROPHILOUS
 from benchmarks.on_top.run import ELSEWHERE, FITTED, METHODS, OURS, POOL, SCORES, SHOWN, UPDATED
 from benchmarks.shared import tables as shown
@@ -16,6 +17,7 @@ from benchmarks.shared.tables import Cell, Paired, against, average, bracketed, 
 
 CELL, RUN = ["graph", "backbone"], ["split", "fold"]
 SCORED = {"NLL": "nll", "Brier": "brier", "ECE": "ece"}
+STAGED = "StackedNMM by stages"
 JOINT = "log p(test \\| train)"
 PARAMETERS = {"pool.log_scale": "log s", "pool.neighbors": "a", "pool.labels": "λ"}
 PARAMETERS |= {"pool.agreement": "η", "pool.offsets": "sd of b", "log_kappa": "log κ"}
@@ -240,7 +242,49 @@ def calibration_priors(files: Files) -> str:
     return table(rows_of(files, "priors"), CELL, {"fits": count} | cells)
 
 
+def of_all_labels(files: Files) -> DataFrame:
+    rows = rows_of(files, "revealed")
+    return rows.assign(
+        nll=-rows["joint"], method=shown.ordered(rows["method"], list(stages.METHODS))
+    )
+
+
+def all_test_labels(files: Files) -> str:
+    """The best rival is the one with the lowest mean."""
+    rows = of_all_labels(files)
+    cells = {"runs": only(STAGED, count)}
+    for name in rows["method"].sort_values().unique():
+        cells[name] = only(name, average("nll", ".3f"))
+
+    def best(part: DataFrame, peers: DataFrame) -> str:
+        names = {name for name in part["method"] if not name.startswith(OURS)}
+        gaps = {name: shown.gap(part, STAGED, name, "nll", RUN) for name in names}
+        name = max(gaps, key=lambda rival: gaps[rival].mean)
+        return f"{gaps[name].brief(3)} {name}"
+
+    cells |= {"by stages minus the best rival": best}
+    cells |= {"by stages minus StackedNMM": minus(STAGED, OURS, "nll")}
+    return table(rows, CELL, cells)
+
+
+def numbers(part: DataFrame, peers: DataFrame) -> str:
+    """How often each number of blocks was chosen."""
+    found = part["chosen"].astype(int).value_counts().sort_index()
+    return ", ".join(f"{number} ({times} times)" for number, times in found.items())
+
+
+def numbers_of_blocks(files: Files) -> str:
+    rows, cells = of_all_labels(files), {"runs": count}
+    rows = rows[rows["method"] == STAGED]
+    for number in stages.STAGES:
+        cells[f"{number} blocks"] = average(f"blocks.{number}", ".3f", -1)
+    cells |= {"chosen by held-out labels": average("nll", ".3f")}
+    cells |= {"chosen": numbers, "s": average("seconds", ".0f", of=median)}
+    return table(rows, CELL, cells)
+
+
 TABLES = (calibration, missed_cells, contributions, new_labels, counts_in_sets)
 TABLES += (without_a_graph_network, heterophilous_methods, edge_scores)
 TABLES += (calibration_in_short, heterophilous_methods_in_short)
 TABLES += (twenty_questions, weights_of_edges, calibration_priors)
+TABLES += (all_test_labels, numbers_of_blocks)

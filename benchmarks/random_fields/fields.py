@@ -19,6 +19,12 @@ Shape = tuple[int, int]
 #: By the number of labels: narrow grids, whose log Z is exact, and couplings as near to critical.
 STRIPS = {2: (40, 12), 4: (40, 8), 8: (40, 5)}
 COUPLINGS = {2: [0.2, 0.4, 0.6], 4: [0.5, 1.0, 1.5], 8: [0.61, 1.22, 1.83]}
+#: Fields for one network: those of its training, larger ones, and stronger interactions.
+MANY: dict[str, tuple[Shape, tuple[float, float], range]] = {
+    "as in training": ((40, 12), (0.1, 0.6), range(20)),
+    "14 x 80 pixels": ((80, 14), (0.1, 0.6), range(10)),
+    "couplings 0.6 to 0.9": ((40, 12), (0.6, 0.9), range(10)),
+}
 #: Random fields of a kind, and the side of the letter and of the plain field.
 SEEDS, SIZE = range(3), 128
 
@@ -42,20 +48,23 @@ def grid(shape: Shape, radius: int = 1, stay: Tensor | None = None) -> Grid:
     return Grid(hood, order, distance)
 
 
-def random_field(labels: int, coupling: float | None, seed: int) -> PairwiseMRF:
-    """Ising or Potts model on a narrow grid. A coupling of ``None`` is drawn from 0.1 to 0.6."""
+def random_field(
+    labels: int, coupling: float | tuple[float, float], seed: int, shape: Shape | None = None
+) -> PairwiseMRF:
+    """Ising or Potts model on a narrow grid, with a coupling that is given or drawn between two."""
     generator = torch.Generator().manual_seed(seed)
-    if coupling is None:
-        coupling = 0.1 + 0.5 * torch.rand((), generator=generator).item()
-    height, width = STRIPS[labels]
+    if isinstance(coupling, tuple):
+        low, high = coupling
+        coupling = low + (high - low) * torch.rand((), generator=generator).item()
+    height, width = shape or STRIPS[labels]
     make, terms = (ising, []) if labels == 2 else (potts, [labels])
     noise = torch.randn(height * width, *terms, generator=generator)
     return make(grid_edges(height, width), coupling, 0.5 * noise)
 
 
-def strip(labels: int, coupling: float | None, seed: int) -> tuple[PairwiseMRF, float]:
+def strip(labels: int, coupling, seed: int, shape: Shape | None = None):
     """A random field, and its exact log Z."""
-    field = random_field(labels, coupling, seed)
+    field = random_field(labels, coupling, seed, shape)
     return field, field.log_normalizer().item()
 
 

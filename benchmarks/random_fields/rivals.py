@@ -88,7 +88,9 @@ class Messages(NamedTuple):
 
 
 @torch.no_grad()
-def propagate(field: PairwiseMRF, rho: Tensor, messages: Tensor | float = 0.0) -> Messages:
+def propagate(
+    field: PairwiseMRF, rho: Tensor, messages: Tensor | float = 0.0, tolerance: float = 1e-10
+) -> Messages:
     r"""
     Belief propagation from some messages. At a fixed point, with pseudo-marginals :math:`\tau` and
     mutual information :math:`I`, :math:`\log Z \approx \langle \tau, \theta \rangle + \sum_s
@@ -104,7 +106,7 @@ def propagate(field: PairwiseMRF, rho: Tensor, messages: Tensor | float = 0.0) -
     for _ in range(5000):
         logits = unary.index_add(0, head, twice * messages)
         ends = logits[tail] - messages.roll(count, 0)  # without the message of the edge's head
-        if change < 1e-10:
+        if change < tolerance:
             break
         new = (messages + (both + ends.unsqueeze(-1)).logsumexp(-2).log_softmax(-1)) / 2
         change, messages = (new - messages).abs().max().item(), new
@@ -124,6 +126,21 @@ def bethe(field: PairwiseMRF) -> Messages:
     starts = [0.0, *(5 * torch.eye(field.num_classes, dtype=torch.double))]
     found = [propagate(field, torch.ones(field.num_edges).double(), start) for start in starts]
     return max(found, key=lambda each: (each.change < 1e-6, each.log_z))
+
+
+@torch.no_grad()
+def gibbs(field: PairwiseMRF, num_sweeps: int = 100, num_chains: int = 16) -> Tensor:
+    """``(N, C)``: means of the conditional distributions over the last half of the sweeps."""
+    colors, classes = field.colors(), torch.eye(field.num_classes).to(field.unary)
+    y = drawn(field.unary.expand(num_chains, -1, -1))
+    total = torch.zeros_like(field.unary)
+    for sweep in range(num_sweeps):
+        for nodes in colors:
+            logits = field.local_logits(classes[y])[:, nodes]
+            y[:, nodes] = drawn(logits)
+            if sweep >= num_sweeps // 2:
+                total[nodes] += logits.softmax(-1).sum(0)
+    return total / total.sum(-1, keepdim=True)
 
 
 def resistances(edges: Tensor, num_nodes: int) -> Tensor:

@@ -5,8 +5,10 @@
 
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from copy import deepcopy
+from functools import cache, lru_cache, partial
 from itertools import product
 from statistics import median
 
@@ -63,6 +65,14 @@ def drawn_bound(mix: NeighborMixture, half: MarginalField, order: Tensor, num_sa
         terms = mix.choices(y, order=order).log_labels(c)
         parts.append(terms.sum(-1).double() - half.log_potential(y).double())
     return with_error(torch.cat(parts))
+
+
+@torch.no_grad()
+def product_loss(field: PairwiseMRF, probs: Tensor) -> float:
+    """E[log q - log p*] of independent labels ``(N, C)``; each edge counts half at both ends."""
+    probs = probs.to(field.unary)
+    energy = (probs * (field.local_logits(probs) + field.unary)).sum() / 2
+    return (-torch.special.entr(probs).sum() - energy).item()
 
 
 def divergence(mix: NeighborMixture, field: PairwiseMRF, order: Tensor) -> tuple[float, float]:
@@ -159,8 +169,51 @@ RADIUS = 3
 RATES, RUNS = {"NMM": 0.1, "NMM-CNN": 0.003}, range(5)
 #: Of fits, and of annealing; and the sides of the grids of ``scaling``.
 STEPS = {"strips": 2000, "large": 600, "annealing": 2000, "amortized": 3000, "deviations": 1000}
-STEPS |= {"corrected": 500, "large, corrected": 300}
+STEPS |= {"corrected": 500, "large, corrected": 300, "many fields": 1000}
 SIZES = [32, 64, 128, 256, 512]
+
+
+def alone(field: PairwiseMRF, **options) -> tuple[Tensor, float]:
+    """The mean field's marginals, and its bound on log Z."""
+    marginals, losses = mean_field(field, **options)
+    return marginals, -losses[0].item()
+
+
+def loopy_bp(field: PairwiseMRF) -> tuple[Tensor, float]:
+    """Marginals and the Bethe approximation of log Z, until messages change by 1e-4."""
+    found = rivals.propagate(field, torch.ones(field.num_edges).double(), tolerance=1e-4)
+    return found.marginals, found.log_z
+
+
+@torch.no_grad()
+def answer(field: PairwiseMRF, windows: Grid, network: nn.Module) -> NeighborMixture:
+    return NeighborMixture(windows.hood, *network(windows.hood, field))
+
+
+def fit_on_top(field: PairwiseMRF, windows: Grid, network: nn.Module) -> NeighborMixture:
+    return fit(field, windows, deepcopy(network), num_steps=50, lr=RATES["NMM-CNN"])
+
+
+#: What answers for a field, with a network that serves many: a mixture, or marginals and log Z.
+ANSWERS: dict[str, Callable] = {
+    "mean field": lambda field, *_: alone(field),
+    "mean field, 10 sweeps": lambda field, *_: alone(field, **QUICK),
+    "loopy BP": lambda field, *_: loopy_bp(field),
+    "Gibbs, 100 sweeps": lambda field, *_: (rivals.gibbs(field), None),
+    "NMM-CNN": answer,
+    "NMM-CNN, 50 steps more": fit_on_top,
+}
+
+
+#: Narrow fields of ``time_to_divergence``, labels and coupling; steps of the fits.
+FIVE, LADDER = [(2, 0.2), (2, 0.4), (2, 0.6), (4, 1.0), (8, 1.22)], [60, 125, 250, 500]
+#: Fits by this code, and by that of version 0.2: from two starts, both to the end.
+CODES = {
+    "now": lambda field, windows, **steps: fit(field, windows, None, lr=RATES["NMM"], **steps),
+    "before": lambda field, windows, **steps: fit_all(
+        field, windows, mean_field(field).marginals, **steps
+    ),
+}
 
 
 def compare(args, names: list[str], make: Callable, **keys) -> None:
@@ -300,18 +353,23 @@ def plain(args, results: Records) -> None:
     compare(args, LARGE, lambda coupling, _: fields.plain(coupling), **keys)
 
 
+def train(start: str | None, num_steps: int, lr: float) -> tuple[nn.Module, float]:
+    """One network for many fields, from even labels or the mean field, and seconds."""
+    pyro.set_rng_seed(0)
+    network, windows = models.ConvolutionalNMM(1), fields.grid(fields.STRIPS[2])
+    if start:
+        network = models.MeanFieldCorrection(network, **QUICK)
+    stream = lambda step: fields.random_field(2, (0.1, 0.6), 1000 + step)  # noqa: E731
+    return network, timed(fit, stream, windows, network, num_steps=num_steps, lr=lr)[1]
+
+
 def amortized(args, results: Records) -> None:
     windows = fields.grid(fields.STRIPS[2])
     for key in results.missing(task="amortized", start=[None, "mean field"]):
-        pyro.set_rng_seed(0)
-        network, num_steps = models.ConvolutionalNMM(1), STEPS["amortized"]
-        if "start" in key:
-            network = models.MeanFieldCorrection(network, **QUICK)
-        stream = lambda step: fields.random_field(2, None, 1000 + step)  # noqa: E731
-        _, training = timed(fit, stream, windows, network, num_steps=num_steps, lr=0.006)
+        network, training = train(key.get("start"), STEPS["amortized"], lr=0.006)
         tests = []
         for seed in range(20):
-            field, log_z = fields.strip(2, None, seed)
+            field, log_z = fields.strip(2, (0.1, 0.6), seed)
             (_, losses), slow = timed(mean_field, field)
             with torch.no_grad():
                 parameters, fast = timed(network, windows.hood, field)
@@ -321,6 +379,48 @@ def amortized(args, results: Records) -> None:
         free, bounds, slow, fast = zip(*tests, strict=True)
         row = {"train seconds": training, "mean field": free, "NMM-CNN": bounds}
         results.add(**key, **row, seconds={"mean field": slow, "NMM-CNN": fast})
+
+
+def many_fields(args, results: Records) -> None:
+    """One network, trained from the mean field, beside methods that start anew at each field."""
+    keys = {"task": "many fields", "fields": list(fields.MANY), "method": list(ANSWERS)}
+    if not (missing := [*results.missing(**keys)]):
+        return
+    network, _ = train("mean field", STEPS["many fields"], lr=0.012)
+    make, truth = cache(fields.strip), cache(PairwiseMRF.marginals)
+    for key in missing:
+        shape, couplings, seeds = fields.MANY[key["fields"]]
+        windows, row = fields.grid(shape), defaultdict(list)
+        for seed in seeds:
+            field, log_z = make(2, couplings, seed, shape)
+            pyro.set_rng_seed(seed)
+            method = ANSWERS[key["method"]]
+            found, seconds = timed(method, field, windows, network, clock=time.process_time)
+            row["seconds"].append(seconds)
+            if isinstance(found, NeighborMixture):
+                row["KL"].append(loss(found, field, windows.order, 512, 64)[0] + log_z)
+                marginals, estimate = found.marginals(), log_z - row["KL"][-1]
+            else:
+                marginals, estimate = found
+                row["KL"].append(product_loss(field, marginals) + log_z)
+            if estimate is not None:
+                row["log Z error"].append(estimate - log_z)
+            row["error"].append((marginals - truth(field)).abs().mean().item())
+        results.add(**key, **row)
+
+
+def time_to_divergence(args, results: Records) -> None:
+    """Seconds and divergences of fits of few and of many steps, by this code or by that before."""
+    for labels, coupling in FIVE:
+        windows = fields.grid(fields.STRIPS[labels])
+        keys = {"task": "time", "code": args.code, "labels": labels, "coupling": coupling}
+        for key in results.missing(**keys, steps=LADDER):
+            field, log_z = fields.strip(labels, coupling, 0)
+            pyro.set_rng_seed(0)
+            mix, seconds = timed(CODES[args.code], field, windows, num_steps=key["steps"],
+                                 clock=time.process_time)  # fmt: skip
+            bound, error = loss(mix, field, windows.order, 1024, 64)
+            results.add(**key, KL=bound + log_z, error=error, seconds=seconds)
 
 
 def scaling(args, results: Records) -> None:
@@ -349,7 +449,8 @@ def deviations(args, results: Records) -> None:
 
 
 TASKS = strips, letter, plain, amortized, scaling, deviations, corrected, large_corrected
-main = command(__doc__, TASKS, results=RESULTS / "fields.jsonl", runs=[0])
+TASKS += many_fields, time_to_divergence
+main = command(__doc__, TASKS, results=RESULTS / "fields.jsonl", runs=[0], code="now")
 
 if __name__ == "__main__":
     main()

@@ -65,11 +65,9 @@ class ConvolutionalNMM(nn.Module):
         # Near pixels first: from even attention, large windows end up with a worse bound.
         step = torch.arange(-radius, radius + 1)
         distance = (step[:, None].square() + step.square()).flatten()
-        with torch.no_grad():
-            for last in (self.labels[-1], self.attention[-1]):
-                last.weight.zero_()  # type: ignore[operator, union-attr]
-                last.bias.zero_()  # type: ignore[operator, union-attr]
-            self.attention[-1].bias.copy_(-0.5 * distance)  # type: ignore[operator, union-attr]
+        for tensor in (*self.labels[-1].parameters(), *self.attention[-1].parameters()):
+            nn.init.zeros_(tensor)
+        self.attention[-1].bias.data.copy_(-0.5 * distance)  # type: ignore[operator, union-attr]
 
     def forward(
         self, hood: Neighborhood, field: PairwiseMRF, marginals: Tensor | None = None

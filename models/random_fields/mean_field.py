@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_tensor, check_finite, check_integers, check_positive
+from pyro_nmm.arguments import as_expected, check_finite, check_integers, check_positive, expect_all
 from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.models.networks import near_marginals
 from pyro_nmm.models.random_fields.marginal_field import MarginalField, RandomField
@@ -55,10 +55,9 @@ def mean_field(
     :return: the best marginals, and losses in nats. Cost: :math:`O(S K (P C + N C^2))` a
         sweep, with ``K`` colours of the graph.
     """
+    nodes: Any = slice(None)
     if isinstance(field, MarginalField):
-        options = {"num_random": num_random, "num_rises": num_rises, "num_sweeps": num_sweeps}
-        whole = mean_field(field.field, starts, tolerance=tolerance, **options)
-        return whole._replace(marginals=whole.marginals[field.nodes])
+        field, nodes = field.field, field.nodes
     check_field(field)
     check_integers(1, num_sweeps=num_sweeps)
     check_integers(0, num_random=num_random, num_rises=num_rises)
@@ -66,11 +65,8 @@ def mean_field(
         raise ValueError(f"tolerance must not be negative, got {tolerance}")
     shape = field.num_nodes, field.num_classes
     if starts is not None:
-        starts = as_tensor("starts", starts, field.unary.device)
-        good = starts.is_floating_point() and starts.dim() == 3
-        if not good or starts.shape[1:] != shape or not (starts >= 0).all():
-            size, got = f"(S, {shape[0]}, {shape[1]})", tuple(starts.shape)
-            raise ValueError(f"starts must hold probabilities of shape {size}, got {got}")
+        starts = as_expected("starts", starts, ("S", *shape), kind="float", like=field.unary)
+        expect_all("starts", starts, starts >= 0, "be probabilities")
     unary = field.unary
     labels = torch.eye(shape[1], dtype=unary.dtype, device=unary.device)[:, None].expand(-1, *shape)
     noise = torch.randn(num_random, *shape, dtype=unary.dtype, device=unary.device)
@@ -89,7 +85,7 @@ def mean_field(
     # Each edge meets both its ends in the local logits, so it counts half there.
     energy = (q * (field.local_logits(q) + unary)).sum((-2, -1)) / 2
     losses = -torch.special.entr(q).sum((-2, -1)) - energy
-    return MeanField(q[losses.argmin()], losses.sort().values)
+    return MeanField(q[losses.argmin(), nodes], losses.sort().values)
 
 
 def _sweep(field: PairwiseMRF, colors: list[Tensor], q: Tensor) -> Tensor:
@@ -126,11 +122,9 @@ class MeanFieldCorrection(nn.Module):
 
     :param nn.Module network: called with the neighbourhoods, the field and its mean field's
         marginals :math:`m`, ``(N, C)``; returns :math:`a`, ``(N, C)``, and :math:`s`.
-    :param float kappa: and ``gamma``, ``epsilon`` as for :class:`~pyro_nmm.models.FreeNMM`. With a
-        ``gamma`` of 4 a network of shared weights first unlearned what nodes borrow, for good.
+    :param float kappa: and ``gamma``, ``epsilon`` as for :class:`~pyro_nmm.models.FreeNMM`.
     :param options: keywords of :func:`~pyro_nmm.guides.mean_field`, which runs in every call
-        without ``marginals``: for one network that serves many fields, few sweeps and starts save
-        time. :func:`~pyro_nmm.guides.fit_mixture` of a single field gives its own marginals.
+        without ``marginals``: few sweeps and starts save time if a network serves many fields.
     """
 
     def __init__(

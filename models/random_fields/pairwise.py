@@ -16,6 +16,7 @@ from torch import Size, Tensor
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.arguments import (
+    as_expected,
     as_shape,
     as_tensor,
     check_integers,
@@ -99,8 +100,7 @@ class PairwiseMRF(GraphDistribution):
         r"""``(..., N, C)``: :math:`u_i + \sum_j w_{ij} \phi \, p_j`, the logits of every node's
         label given its neighbours' labels or distributions :math:`p`. Cost: :math:`O(N C^2 + P C)`.
         """
-        probs = as_tensor("probs", probs, self.unary.device)
-        expect("probs", probs, ("...", self.num_nodes, self.num_classes))
+        probs = as_expected("probs", probs, ("...", *self.unary.shape[-2:]), like=self.unary)
         messages = probs.to(self.interaction) @ self.interaction
         strength = self.strength.unsqueeze(-1)
         batch = torch.broadcast_shapes(self.batch_shape, probs.shape[:-2])
@@ -168,7 +168,7 @@ def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF
     :param Tensor coupling: :math:`J`, a number, ``(..., 1)`` or ``(..., P)``.
     :param Tensor field: ``(..., N)``, :math:`h`.
     """
-    field = expect("field", as_tensor("field", field), ("...", "N"), kind="float")
+    field = as_expected("field", field, ("...", "N"), kind="float")
     unary = torch.stack([-field, field], -1)
     return _coupled(edges, coupling, unary, field.new_tensor(SPINS))
 
@@ -200,8 +200,7 @@ def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) ->
     >>> ising_posterior(torch.randn(4, 6)).num_nodes
     24
     """
-    image = as_tensor("image", image)
-    expect("image", image, (("height", 1), ("width", 1)), kind="float")
+    image = as_expected("image", image, (("height", 1), ("width", 1)), kind="float")
     check_positive(sigma=sigma)
     (height, width), levels = image.shape, image.new_tensor([-1.0, 1.0])
     unary = torch.distributions.Normal(levels, sigma).log_prob(image.reshape(-1, 1))
@@ -268,8 +267,7 @@ def annealed_log_normalizer(
     :param int num_chains: ``M``.
     """
     check_field(field)
-    start = as_tensor("start", start, field.unary.device)
-    expect("start", start, tuple(field.unary.shape))
+    start = as_expected("start", start, tuple(field.unary.shape), like=field.unary)
     expect_all("start", start, start.isfinite() & (start >= 0), "be finite and not negative")
     check_integers(1, num_steps=num_steps)
     check_integers(2, num_chains=num_chains)

@@ -1,14 +1,15 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""An NMM on a trained classifier: ``table`` of inputs, ``formula``, ``fit`` and the class."""
+"""An NMM on a trained classifier: ``table`` of inputs, ``formula``, ``fit``, ``stages``, class."""
 
 from pyro_nmm.models.stacked.fit import bounded_temperature, temperature_scaling
 from pyro_nmm.models.stacked.formula import PooledScores
 from pyro_nmm.models.stacked.model import StackedNMM, marginals_in_blocks
+from pyro_nmm.models.stacked.stages import StagedPosterior, random_blocks
 from pyro_nmm.models.stacked.table import edge_weights
 
 __all__ = [
-    "PooledScores", "StackedNMM", "bounded_temperature", "edge_weights", "marginals_in_blocks",
-    "temperature_scaling",
+    "PooledScores", "StackedNMM", "StagedPosterior", "bounded_temperature", "edge_weights",
+    "marginals_in_blocks", "random_blocks", "temperature_scaling",
 ]  # fmt: skip

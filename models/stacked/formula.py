@@ -19,6 +19,7 @@ from pyro_nmm.blocks import row_blocks
 from pyro_nmm.graph_arguments import check_all_rows, check_hood
 from pyro_nmm.models.networks import attention_scores, between_nodes
 from pyro_nmm.models.stacked.table import GraphScores
+from pyro_nmm.relabel import as_channel, entries_at
 from pyro_nmm.sparse import sparse_csr, spread
 
 #: Probability that the walk takes another step, and its largest number of steps.
@@ -370,14 +371,46 @@ class Formula:
         change = self.values["odds"].sigmoid() * (self.compatibility.to(probs) - keep)
         return logits, between_nodes(rows, keep + change)
 
+    def counted(
+        self, data: GraphScores, revealed: Tensor, alpha: Tensor, logits: Tensor, *relabel: Tensor
+    ) -> Tensors:
+        r"""The same parameters, whose sources have counts of revealed labels:
+
+        .. math::
+
+            \alpha_{jk} + \sum_{i \text{ revealed}} p(c_i = j, u_i = k \mid y_i)
+
+        where :math:`u_i` is the label that node `i` takes from its source. They are the expected
+        counts of the first step of EM, so more labels around a source have more weight.
+        """
+        rows, counted = data.hood.restrict(revealed), alpha.clone()
+        mean = alpha / alpha.sum(-1, keepdim=True)
+        for block in row_blocks(rows.ptr, 4 * alpha.shape[1]):
+            part = rows.take(torch.arange(block.start, block.stop, device=rows.device))
+            labels = data.y[part.nodes]
+            shown = one_hot(labels, alpha.shape[1]).index_select(0, part.row)
+            if relabel:
+                channel = as_channel(relabel[0]).of(part.edge)
+                shown = channel.evidence(part, labels, alpha).exp()
+            weight = part.softmax(logits[part.edge])[:, None] * mean[part.source] * shown
+            total = part.sum(weight.sum(-1))
+            if self.share < 1:
+                beside = entries_at(self.beside(data)[part.nodes], labels)
+                total = total + beside * (1 - self.share) / self.share
+            counted.index_add_(0, part.source, weight / total[part.row, None])
+        return counted, logits, *relabel
+
+    def beside(self, data: GraphScores) -> Tensor:
+        """``(N, C)``: label probabilities beside the NMM."""
+        if data.beside is not None:
+            return data.beside
+        return (data.scores / self.temperature).softmax(-1)
+
     def mixtures(self, data: GraphScores, every: Iterable[Tensors]) -> Iterator[NeighborMixture]:
         """Mixtures with ``alpha`` and ``logits``, given the known labels in :math:`P`."""
         if self.temperature is None:
             return (NeighborMixture(data.hood, *parameters) for parameters in every)
-        beside = data.beside
-        if beside is None:
-            beside = (data.scores / self.temperature).softmax(-1)
-        return with_own_sources(data, beside, self.share, every)
+        return with_own_sources(data, self.beside(data), self.share, every)
 
 
 def with_own_sources(

@@ -76,8 +76,11 @@ def random_patches(images: Sequence[Tensor], number: int, size: int = 32) -> Ten
     return torch.stack(patches)
 
 
-def letters(text: str, height: int, width: int, margin: float = 0.12) -> Tensor:
-    """``(height, width)``: 1 on a text, as large as fits, and -1 around it, in matplotlib's font.
+def letters(
+    text: str, height: int, width: int, margin: float = 0.12, font: str = "DejaVu Sans"
+) -> Tensor:
+    """``(height, width)``: 1 on a bold text, as large as fits, in a font that matplotlib finds by
+    its name, and -1 around it.
 
     >>> letters("NMM", 10, 30).shape
     torch.Size([10, 30])
@@ -88,8 +91,8 @@ def letters(text: str, height: int, width: int, margin: float = 0.12) -> Tensor:
         got = f"{text!r} and {margin}"
         raise ValueError(f"text must hold letters and margin be less than 0.5, got {got}")
     fonts, paths = (extra(f"matplotlib.{m}", "letters") for m in ("font_manager", "textpath"))
-    font = fonts.FontProperties(family="DejaVu Sans", weight="bold")
-    path = paths.TextPath((0, 0), text, 1, font)
+    bold = fonts.FontProperties(family=font, weight="bold")
+    path = paths.TextPath((0, 0), text, 1, bold)
     box = path.get_extents()
     scale = (1 - 2 * margin) * min(width / box.width, height / box.height)
     x = (np.arange(width) + 0.5 - width / 2) / scale + (box.x0 + box.x1) / 2

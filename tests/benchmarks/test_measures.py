@@ -87,14 +87,22 @@ def small_fields(smaller):
     smaller(fields, COUPLINGS={2: [0.4], 4: [1.0], 8: [1.22]})
     smaller(random_fields, STEPS=dict.fromkeys(random_fields.STEPS, 4), SIZES=[8])
     smaller(random_fields, STARTS=1, NARROW={2: [], 4: [], 8: []}, LARGE=[])
+    smaller(fields, MANY={"few": ((2, 12), (0.1, 0.6), range(2))})
+    smaller(random_fields, FIVE=[(2, 0.4)], LADDER=[2])
 
 
 @pytest.mark.slow
 def test_random_fields(twice, small_fields, tmp_path):
     """Divergences are positive, and bounds are above them."""
-    tasks = "strips letter plain amortized scaling deviations"
-    rows = twice(random_fields.main, tasks)
-    assert counts(rows) == dict.fromkeys(tasks.split()[:-1], 1) | {"amortized": 2}
+    tasks = "strips letter plain amortized scaling many_fields time_to_divergence"
+    rows = twice(random_fields.main, f"{tasks} deviations")
+    some = {"amortized": 2, "many fields": len(random_fields.ANSWERS), "time": 1}
+    assert counts(rows) == dict.fromkeys(tasks.split()[:5], 1) | some
+    (before,) = twice(random_fields.main, "time_to_divergence --code before")
+    assert before["KL"] > 0
+    for row in pick(rows, task="many fields"):
+        assert min(row["KL"]) > 0, row["method"]
+        assert all(0 < error < 1 for error in row["error"])
     others = read(tmp_path / "deviations.jsonl")
     assert [row["change"] for row in others] == ["", "no groups"]
     strips, _, plain, *_ = rows

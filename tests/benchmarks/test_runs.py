@@ -29,7 +29,8 @@ from benchmarks.latent import annotators
 from benchmarks.latent.tables import TABLES as LATENT
 from benchmarks.links.tables import FIGURES, TABLES
 from benchmarks.nodes import fits, spn
-from benchmarks.on_top import data
+from benchmarks.on_top import data, stages
+from benchmarks.on_top.tables import TABLES as ON_TOP
 from benchmarks.shared.records import pick, read
 from benchmarks.tabular.run import KINDS
 from pyro_nmm.datasets import digits, link_split, random_split
@@ -299,6 +300,21 @@ def test_labels_counts_weights_priors_and_questions(on_cliques):
     # All rules begin with the same labels, and entropy agrees with itself.
     assert first["curve"]["0"] == entropy["curve"]["0"] == chance["curve"]["0"]
     assert entropy["alike"] == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_all_test_labels(on_cliques, smaller):
+    """A chain of one block is the product of the marginals, and two estimates agree."""
+    smaller(stages, CHAIN=1, STAGES=(1, 3))
+    rows = on_cliques("revealed --splits 100")
+    assert counts(rows) == {"revealed": len(stages.METHODS)}
+    joint = {row["method"]: row["joint"] for row in rows}
+    for name in ("C&S", "the pool"):
+        assert joint[f"{name} as a chain"] == pytest.approx(joint[name], abs=1e-4)
+    assert joint["StackedNMM"] > joint["StackedNMM, product of marginals"]
+    assert rows[-1]["blocks"]["1"] == pytest.approx(joint["StackedNMM"], abs=0.02)
+    assert rows[-1]["joint"] == rows[-1]["blocks"][str(rows[-1]["chosen"])]
+    assert all("|" in make({"calibration": rows}) for make in ON_TOP[-2:])
 
 
 @pytest.fixture

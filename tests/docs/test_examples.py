@@ -87,6 +87,15 @@ def test_ising(tmp_path):
     assert result["NMM"]["error"] < 0.9 * result["mean field"]["error"]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_fonts(tmp_path, seed):
+    """Closer than the mean field on every word, and no worse after a few steps more."""
+    for row in run(load("examples/fonts.py"), tmp_path, "--seed", str(seed)):
+        free, network, more = (way["KL"] for way in row.values())
+        assert 0 < more < network + 0.3
+        assert network < 0.8 * free
+
+
 def test_link_prediction(tmp_path):
     example = load("examples/link_prediction.py")
     for row in run(example, tmp_path, "--num-steps", "150").values():
@@ -154,7 +163,7 @@ def test_annotators_of_a_section(tmp_path):
 
 
 def test_denoising(tmp_path):
-    small = ["--num-steps", "120", "--width", "8", "--depth", "1", "--crop", "64", "--lr", "0.003"]
+    small = ["--num-steps", "200", "--width", "8", "--depth", "1", "--crop", "64", "--lr", "0.003"]
     result = run(load("examples/denoising.py"), tmp_path, *small)
     assert result["U-Net"]["PSNR"] > result["noisy"]["PSNR"] + 1
     assert result["NMM"]["PSNR"] > result["noisy"]["PSNR"] + 1

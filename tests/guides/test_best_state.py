@@ -130,6 +130,18 @@ def test_corrections_read_every_field_anew():
         torch.testing.assert_close(alpha / alpha.sum(1, keepdim=True), found, atol=0.001, rtol=0.0)
 
 
+def test_a_fit_continues_from_the_answer_of_a_correction():
+    """Not from another mean field than the one in its answer: here of one sweep."""
+    field = field_of(0.35)
+    network = MeanFieldCorrection(
+        ConvolutionalNMM(1, channels=4, kernel=3), num_random=0, num_rises=0, num_sweeps=1
+    )
+    start = bound(NeighborMixture(HOOD, *network(HOOD, field)), field)[0]
+    assert start > mean_field(field).losses[0] + 0.5
+    _, losses = fit_mixture(field, HOOD, network, num_steps=1, num_samples=1000, lr=1e-9)
+    assert losses[0] == pytest.approx(start.item(), abs=0.3)
+
+
 def test_a_correction_takes_given_marginals():
     field, given = field_of(0.3), torch.full((40, 2), 0.5)
     alpha, _ = MeanFieldCorrection(ConvolutionalNMM(1, channels=4, kernel=3))(HOOD, field, given)

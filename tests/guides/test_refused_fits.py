@@ -95,7 +95,7 @@ def labelled(mask, label):
 
 INTEGER, POSITIVE = "must be an integer of at least", "must be positive and finite, got"
 PATCH = r"draw must give integer grey levels of shape \(B"
-STARTS = r"starts must hold .* of shape \(S, 9, 2\)"
+STARTS = r"starts must (have shape \(S, 9, 2\)|be probabilities|be a floating-point tensor), got"
 EVEN, SPARSE = torch.full((1, 9, 2), 0.5), torch.eye(12).to_sparse_csr()
 #: Data, and the message.
 BAD_DATA = [
@@ -140,12 +140,12 @@ REFUSED = [
     (stacked, {"num_samples": 1}, f"num_samples {INTEGER} 2, got 1"),
     (mix, {"hood": house()}, "hood has 5 nodes, but data 12"),
     (mixture, {"warmup": 2}, r"warmup must be in \[0, 1\], got 2"),
-    (mixture, {"height": 4}, "hood has 12 nodes, but field 9"),
-    (mixture, {"height": 4, "target": lambda: lambda _: field()}, "hood has 12 nodes, but"),
+    (mixture, {"height": 4}, "field must have the 12 nodes of hood"),
+    (mixture, {"height": 4, "target": lambda: lambda _: field()}, "must have the 12 nodes of hood"),
     (mixture, {"target": lambda: field().unary.numpy()},
      r"field must be a PairwiseMRF, a MarginalField or .*ndarray"),
     (mixture, {"target": lambda: ising(grid_edges(3, 3), 0.3, torch.zeros(3, 9))},
-     "field must have no batch"),
+     "field must have .* no batch dimensions"),
     *((links, {"x": wrong}, r"x must (have shape \(34, F\)|be a tensor)|x is on") for wrong in (
         lambda x: x[:30].numpy(), lambda x: x[:30], lambda x: x.to("meta"), lambda x: x[0])),
     *((images, {name: wrong}, f"{name} must .*{wrong}") for name, wrong in (

@@ -237,7 +237,7 @@ def potential_of(height, width, dtype):
         (lambda: annealed_log_normalizer(FIELD, EVEN, 0), "num_steps must be .* at least 1"),
         (lambda: annealed_log_normalizer(FIELD, EVEN, 9, 1), "num_chains must be .* at least 2"),
         (lambda: annealed_log_normalizer(FIELD, EVEN[:3]), "start must have shape"),
-        (lambda: mean_field(FIELD, EVEN), "starts must hold probabilities of shape"),
+        (lambda: mean_field(FIELD, EVEN), r"starts must have shape \(S, "),
         (lambda: mean_field(BATCH), "must be a PairwiseMRF without batch"),
         *((lambda field=field: annealed_log_normalizer(field, EVEN),
            "must be a PairwiseMRF without batch")

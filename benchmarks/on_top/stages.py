@@ -1,0 +1,96 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Log-likelihood of all test labels, by products of marginals, by the chain rule, and by stages."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from benchmarks.on_top import rivals
+from benchmarks.on_top.data import given
+from pyro_nmm.models import StackedNMM, random_blocks
+
+#: Blocks of the chain rule, and numbers of blocks among which held-out labels choose.
+CHAIN, STAGES = 100, (1, 3, 10, 30)
+
+
+def chain(make: Callable[[Tensor], Tensor], data: Data) -> dict:
+    """Blocks of test nodes by marginals given the training labels and all earlier blocks."""
+    block, known, total = random_blocks(data.test_mask, CHAIN), data.train_mask, 0.0
+    for k in range(CHAIN):
+        part = data.test_mask & (block == k)
+        if part.any():
+            total += log_probs(make(known), data.y, part).sum().item()
+        known = known | part
+    return {"joint": total / int(data.test_mask.sum())}
+
+
+def product(probs: Tensor, data: Data) -> dict:
+    return {"joint": log_probs(probs, data.y, data.test_mask).mean().item()}
+
+
+def log_probs(probs: Tensor, y: Tensor, part: Tensor) -> Tensor:
+    return probs[part, y[part]].double().clamp(min=1e-12).log()
+
+
+def correct_and_smooth(data: Data) -> Callable[[Tensor], Tensor]:
+    """Marginals given known labels; settings and recalibration as given the training labels."""
+    start, fits = rivals.temperature(data), []
+    for pair in rivals.PAIRS:
+        logits = rivals.smoothed(data, start, data.train_mask, *pair).clamp(min=1e-6).log()
+        values = [torch.zeros((), requires_grad=True), torch.tensor(-4.0, requires_grad=True)]
+
+        def loss(logits: Tensor = logits, values: list[Tensor] = values) -> Tensor:
+            probs = rivals.floored(rivals.scaled(logits, values[0]), values[1])
+            return -log_probs(probs, data.y, data.val_mask).mean()
+
+        rivals.fit(loss, values)
+        fits.append((loss().item(), pair, [value.detach() for value in values]))
+    _, pair, (scale, floor) = min(fits, key=lambda found: found[0])
+
+    def make(known: Tensor) -> Tensor:
+        logits = rivals.smoothed(data, start, known, *pair).clamp(min=1e-6).log()
+        return rivals.floored(rivals.scaled(logits, scale), floor)
+
+    return make
+
+
+def fitted(data: Data, **options) -> StackedNMM:
+    return StackedNMM(data.logits.shape[1]).fit(*given(data), data.val_mask, **options)
+
+
+def marginals(data: Data) -> dict:
+    return product(fitted(data).posterior(*given(data), num_draws=0).marginals(), data)
+
+
+def at_once(data: Data) -> dict:
+    posterior, number = fitted(data).posterior(*given(data), num_draws=0), int(data.test_mask.sum())
+    value, error = posterior.path_likelihood(data.y, data.test_mask)
+    return {"joint": value.item() / number, "error": error.item() / number}
+
+
+def in_blocks(data: Data) -> dict:
+    """Each number of blocks, by particles; the held-out labels' is the one that they choose."""
+    module, number, found = fitted(data, stages=STAGES), int(data.test_mask.sum()), {}
+    for size in STAGES:
+        block = random_blocks(data.test_mask, size)
+        posterior = module.posterior(*given(data), num_draws=0, stages=block)
+        found[size] = posterior.log_likelihood(data.y, data.test_mask).item() / number
+    held_out = {str(size): nll for size, nll in module.evidence.joint.items()}
+    more = {"blocks": {str(size): value for size, value in found.items()}, "held out": held_out}
+    return {"joint": found[module.stages], "chosen": module.stages} | more
+
+
+METHODS: dict[str, Callable[[Data], dict]] = {
+    "temperature": lambda data: product(rivals.temperature(data), data),
+    "C&S": lambda data: product(correct_and_smooth(data)(data.train_mask), data),
+    "C&S as a chain": lambda data: chain(correct_and_smooth(data), data),
+    "the pool": lambda data: product(rivals.pool_alone(data), data),
+    "the pool as a chain": lambda data: chain(rivals.fitted_pool(data), data),
+    "StackedNMM, product of marginals": marginals,
+    "StackedNMM": at_once,
+    "StackedNMM by stages": in_blocks,
+}

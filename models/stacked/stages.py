@@ -1,0 +1,235 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The joint distribution of labels that are revealed in blocks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from operator import methodcaller
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from pyro_nmm import NeighborMixture
+from pyro_nmm.arguments import as_expected, as_shape, check_integers, expect, expect_all
+from pyro_nmm.distributions.path import PathEstimate
+from pyro_nmm.distributions.posterior import Posterior
+from pyro_nmm.graph_arguments import as_nodes, check_pairs
+from pyro_nmm.models.stacked.formula import Formula
+from pyro_nmm.models.stacked.table import GraphScores
+from pyro_nmm.neighborhood import Neighborhood
+
+
+class StagedPosterior(Posterior):
+    r"""Posterior of labels that are revealed in blocks :math:`\rho_1, \dots, \rho_B`, each with
+    the joint distribution of a ``StackedNMM`` given all earlier blocks.
+
+    .. math::
+
+        p(y \mid y_\tau) = \prod_{b=1}^B p(y_{\rho_b} \mid y_\tau, y_{\rho_1}, \dots,
+            y_{\rho_{b-1}})
+
+    Earlier labels are known in the pool :math:`P`, and their expected counts are added to
+    ``alpha``. One block is the posterior itself, and one node a block is the chain rule.
+    :meth:`~pyro_nmm.models.StackedNMM.posterior` makes it. Its queries are those of a
+    :class:`~pyro_nmm.Posterior`, but :meth:`condition`, :meth:`log_marginal` and
+    :meth:`information_gain`, which would sum over labels of earlier blocks.
+
+    >>> from pyro_nmm.models import StackedNMM
+    >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
+    >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
+    >>> y, train = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, False])
+    >>> stacked = StackedNMM(num_classes=2).fit(hood, scores, y, train, [1, 2], num_steps=20)
+    >>> posterior = stacked.posterior(hood, scores, y, train, stages=3)
+    >>> posterior.sample((5,)).shape
+    torch.Size([5, 4])
+
+    Cost: for each block a pool, :math:`O(E C)` 21 times; :meth:`sample` for each draw and block.
+
+    :param Posterior first: the posterior of the first block.
+    :param given: the posterior given labels ``(N,)`` where a mask ``(N,)`` is true.
+    :param Tensor block: ``(N,)`` block ``0..B - 1`` of each unobserved node.
+    :param int num_paths: draws of earlier blocks, over which :meth:`marginals` and
+        :meth:`pairwise` average. Half as many have 1.4 times the standard error.
+    """
+
+    def __init__(
+        self, first: Posterior, given: Callable[[Tensor, Tensor], Posterior], block: Tensor,
+        num_paths: int,
+    ) -> None:  # fmt: skip
+        check_integers(1, num_paths=num_paths)
+        parts = first.hood, first.logits, first.components, first.channel
+        super().__init__(*parts, is_exact=first.is_exact, weighted=first.weighted)
+        self.first, self.given, self.num_paths = first, given, num_paths
+        self.block = block.masked_fill(self.observed, -1)
+
+    def _at(self, number: int, labels: Tensor) -> Posterior:
+        """The posterior of a block given labels ``(N,)`` of all earlier ones."""
+        known = self.block < number
+        return self.first if known.equal(self.observed) else self.given(labels, known)
+
+    def _stages(self, query: str, y: Tensor, observed: Tensor | None) -> Iterator[tuple]:
+        """For each block its posterior, all labels, and a mask of its nodes."""
+        nodes, labels = self._new(query, y, observed)
+        every, new = self.labels.index_copy(0, nodes, labels), torch.zeros_like(self.observed)
+        number = self.block[nodes].unique().tolist()
+        new[nodes] = True
+        missing = ~self.observed & (self.block < max(number, default=0)) & ~new
+        if missing.any():
+            node = int(missing.nonzero()[0])
+            raise ValueError(
+                f"observed leaves out node {node}, of an earlier block than its last one: give "
+                f"stages=random_blocks(observed, number), where such nodes are in the last block"
+            )
+        for k in number:
+            yield self._at(k, every), every, new & (self.block == k)
+
+    def log_likelihood(
+        self, y: Tensor, observed: Tensor | None = None, num_particles: int = 64
+    ) -> Tensor:
+        """The sum over blocks of :meth:`Posterior.log_likelihood`. ``observed`` holds all nodes of
+        the blocks before its last one.
+        """
+        parts = self._stages("log_likelihood", y, observed)
+        terms = [post.log_likelihood(every, part, num_particles) for post, every, part in parts]
+        return sum(terms, self.logits.new_zeros(()))
+
+    def path_likelihood(self, y: Tensor, observed: Tensor | None = None, *how: Any, **options: Any):
+        """The sum over blocks of :meth:`Posterior.path_likelihood`, likewise."""
+        parts = self._stages("path_likelihood", y, observed)
+        terms = [post.path_likelihood(every, part, *how, **options) for post, every, part in parts]
+        values, errors = torch.stack([self.logits.new_zeros(2), *map(torch.stack, terms)]).T
+        return PathEstimate(values.sum(), errors.norm())
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:
+        """``(*sample_shape, K)``: joint draws, block by block: :meth:`Posterior.sample`."""
+        nodes, shape = as_nodes(self.hood, nodes), as_shape(sample_shape)
+        labels = self.labels.repeat(shape.numel(), 1)
+        last = int(self.block[nodes].max()) if len(nodes) else -1
+        for number in self.block.unique().tolist():
+            inside = nodes if number == last else torch.arange(len(self.block)).to(nodes)
+            part = inside[self.block[inside] == number]
+            if number == 0:
+                labels[:, part] = self.first.sample((len(labels),), part)
+            elif 0 < number <= last:
+                for row in labels:
+                    row[part] = self._at(number, row).sample((), part)
+        return labels[:, nodes].view(*shape, len(nodes))
+
+    @cached_property
+    def paths(self) -> Tensor:
+        """``(num_paths, N)``: draws of the labels of all blocks but the last."""
+        nodes = (self.block < self.block.max()).nonzero()[:, 0]
+        labels = self.labels.repeat(self.num_paths, 1)
+        return labels.index_copy(1, nodes, self.sample((self.num_paths,), nodes))
+
+    def _mean(self, number: int, query: Callable[[Posterior], Tensor]) -> Tensor:
+        """Of a query of a block's posterior, over the paths."""
+        if number == 0:
+            return query(self.first)
+        return torch.stack([query(self._at(number, path)) for path in self.paths]).mean(0)
+
+    def _marginals(self, rows: Neighborhood) -> Tensor:
+        number = self.block[rows.nodes].clamp(min=0)
+        table = self.logits.new_zeros(rows.num_rows, self.num_classes)
+        for k in number.unique().tolist():
+            some = number == k
+            table[some] = self._mean(k, Posterior.marginals)[rows.nodes[some]]
+        return table
+
+    def pairwise(self, pairs: Tensor) -> Tensor:
+        """``(P, C, C)``: :meth:`Posterior.pairwise` of the later node's block, over the paths."""
+        check_pairs(self.hood, pairs)
+        size, number = self.num_classes, self.block[pairs].amax(0).clamp(min=0)
+        table = self.logits.new_zeros(pairs.shape[1], size, size)
+        for k in number.unique().tolist():
+            table[number == k] = self._mean(k, methodcaller("pairwise", pairs[:, number == k]))
+        return table
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError("with stages=1 a posterior has this query, with more it has none")
+
+    condition = log_marginal = information_gain = _refuse
+
+    def predict(self, nodes: Tensor | None = None, method="marginal", generator=None) -> Tensor:
+        """Modes of the marginals: :meth:`Posterior.predict` with ``method="marginal"``."""
+        return super().predict(nodes) if method == "marginal" else self._refuse()
+
+
+def mixtures(
+    data: GraphScores, formulas: Sequence[Formula], revealed: Tensor | None = None
+) -> list[NeighborMixture]:
+    """Mixtures by formulas, whose sources have expected counts of revealed labels."""
+    formula, hood, weight = formulas[0], data.hood, data.edge_weight
+    inputs, _ = formula.inputs(data)
+    parameters = (drawn(hood, inputs, weight) for drawn in formulas)
+    if revealed is not None:
+        parameters = (formula.counted(data, revealed, *each) for each in parameters)
+    return list(formula.mixtures(data, parameters))
+
+
+def posteriors(
+    data: GraphScores, formulas: Sequence[Formula], share: int | None, observed: Tensor,
+    revealed: Tensor | None = None,
+) -> list[Posterior]:  # fmt: skip
+    """Posteriors by formulas given the labels in the pool, and labels of an ``observed`` mask."""
+    every = mixtures(data, formulas, revealed)
+    if observed.any():
+        return [mixture.condition(data.y, observed, share) for mixture in every]
+    return [mixture.prior(share) for mixture in every]
+
+
+def staged(data: GraphScores, formula: Formula, block: Tensor, first: Posterior) -> StagedPosterior:
+    """Posterior by a formula, of labels that are revealed in blocks."""
+    new = torch.zeros_like(data.known) if data.new is None else data.new
+    number = len(first.components)
+
+    def given(y: Tensor, known: Tensor) -> Posterior:
+        known = known & (data.known | ~new)  # new labels are in the pool or not, as before
+        later, revealed = replace(data, y=y, known=known), known & ~data.known
+        # A known node has a source of its own, so only new labels are conditioned on.
+        return posteriors(later, [formula], number, new, revealed)[0]
+
+    return StagedPosterior(first, given, block, number)
+
+
+@torch.no_grad()
+def joint_nll(copies: Sequence[tuple[GraphScores, Tensor]], formula: Formula, number: int) -> float:
+    """Negative log-likelihood of all held-out labels, revealed in so many blocks, in nats."""
+    total = 0.0
+    for data, out in copies:
+        data = replace(data, known=data.known & ~out)
+        first = posteriors(data, [formula], 1, data.known)[0]
+        posterior = staged(data, formula, random_blocks(out, number), first)
+        total -= float(posterior.log_likelihood(data.y, out))
+    return total
+
+
+def as_blocks(stages: int | Tensor, known: Tensor) -> Tensor:
+    """``(N,)``: the block of each node."""
+    if isinstance(stages, int):
+        return random_blocks(~known, stages)
+    block = as_expected("stages", stages, tuple(known.shape), kind="labels", like=known).long()
+    expect_all("stages", block, block >= 0, "hold blocks 0, 1, ...")
+    return block
+
+
+def random_blocks(nodes: Tensor, number: int, seed: int = 0) -> Tensor:
+    """Blocks in random order for ``stages`` of :meth:`StackedNMM.posterior`, of equal size. Labels
+    are not read. Nodes outside of the mask are in the last block.
+
+    >>> random_blocks(torch.tensor([True, True, True, False]), number=3)
+    tensor([2, 0, 1, 2])
+
+    :param Tensor nodes: ``(N,)`` boolean mask.
+    :return: ``(N,)`` the block ``0..number - 1`` of each node.
+    """
+    check_integers(1, number=number)
+    some = expect("nodes", nodes, ("N",), kind="mask").nonzero()[:, 0]
+    order = torch.randperm(len(some), generator=torch.Generator().manual_seed(seed))
+    block = torch.full_like(nodes, number - 1, dtype=torch.long)
+    block[some] = order.to(block) * number // max(1, len(some))
+    return block
