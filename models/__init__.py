@@ -6,7 +6,6 @@
 from pyro_nmm.models.annotators import (
     Annotators,
     Consensus,
-    CopyingAnnotators,
     accuracy,
     information,
 )
@@ -56,12 +55,12 @@ from pyro_nmm.models.stacked import (
 )
 
 __all__ = [
-    "DGLFRM", "Annotators", "Compatibility", "Consensus", "ConvolutionalNMM", "CopyingAnnotators",
-    "Denoiser", "Emission", "FieldPrior", "FreeNMM", "HiddenField", "MarginalField",
-    "MeanFieldCorrection", "NMMNetwork", "NormalEmission", "PairwiseMRF", "ParameterNetwork",
-    "Parameters", "PoissonEmission", "PooledScores", "StackedNMM", "StagedPosterior", "UNet",
-    "accuracy", "annealed_log_normalizer", "coarse_to_fine", "compatibility", "edge_weights",
-    "fit_field", "grid_edges", "hidden_field", "information", "ising", "ising_posterior",
-    "leave_one_out", "marginals_in_blocks", "nmm", "node_plate", "potts", "random_blocks",
-    "sample_field", "temperature_scaling",
+    "DGLFRM", "Annotators", "Compatibility", "Consensus", "ConvolutionalNMM", "Denoiser",
+    "Emission", "FieldPrior", "FreeNMM", "HiddenField", "MarginalField", "MeanFieldCorrection",
+    "NMMNetwork", "NormalEmission", "PairwiseMRF", "ParameterNetwork", "Parameters",
+    "PoissonEmission", "PooledScores", "StackedNMM", "StagedPosterior", "UNet", "accuracy",
+    "annealed_log_normalizer", "coarse_to_fine", "compatibility", "edge_weights", "fit_field",
+    "grid_edges", "hidden_field", "information", "ising", "ising_posterior", "leave_one_out",
+    "marginals_in_blocks", "nmm", "node_plate", "potts", "random_blocks", "sample_field",
+    "temperature_scaling",
 ]  # fmt: skip

@@ -10,11 +10,11 @@ from benchmarks.crowds.run import (
     BEST,
     COPYING,
     FIELD,
+    FORMER,
     METHODS,
     NETWORKS,
     OURS,
     SIMULATED,
-    TRIALS,
     WITH,
 )
 from benchmarks.shared import tables as shared
@@ -31,7 +31,7 @@ PARTS = {"answered": "answered", "test": "unanswered test images", "all": "all"}
 def methods(files: Files, task: str = "answers") -> DataFrame:
     """A row for each method and seed, on answered, unanswered or all nodes."""
     stored, rows = frame(files["crowds"], task=task), []
-    order = [*METHODS, *TRIALS, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH]
+    order = [*METHODS, *FORMER, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH]
     for part, name in PARTS.items():
         prefix = "" if part == "test" else f"{part}."  # as `frame` has it
         columns = {f"{prefix}{score}": score for score in ("accuracy", "nll", "brier", "ece")}
@@ -56,7 +56,7 @@ def crowds(files: Files) -> str:
 def crowds_summary(files: Files) -> str:
     rows = methods(files)
     return beside(
-        rows[~rows["method"].isin([WITH, *NETWORKS])], OURS, [FIELD, BEST, COPYING, *TRIALS]
+        rows[~rows["method"].isin([WITH, *NETWORKS])], OURS, [FIELD, BEST, COPYING, *FORMER]
     )
 
 
@@ -147,7 +147,7 @@ def crowds_cases(files: Files) -> str:
     cells |= {"its confidence": average(f"{OURS}.confidence", ".3f")}
     for name in ("Dawid-Skene", "field", OURS):
         cells[f"{name}: NLL"] = average(f"{name}.nll", ".3f")
-    cells |= {"behind the vote": behind, "confidence off": off, "warnings": average("doubt", ".1%")}
+    cells |= {"behind the vote": behind, "confidence off": off}
     return shared.table(rows, ["version", "case", "graph", "labels"], cells)
 
 

@@ -24,13 +24,14 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, SimpleConv
 from torch_geometric.utils import degree, remove_self_loops, to_torch_coo_tensor, to_undirected
 
+from benchmarks.latent.copying import CopyingAnnotators
 from benchmarks.nodes import load, node_scores
 from benchmarks.shared.graphs import descend, louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick
 from benchmarks.shared.timing import timed as timed_by
 from pyro_nmm import Neighborhood, NeighborMixture, sources
 from pyro_nmm.fitting import minimise
-from pyro_nmm.models import Annotators, CopyingAnnotators, fit_field, grid_edges, potts
+from pyro_nmm.models import Annotators, fit_field, grid_edges, potts
 from pyro_nmm.models.hidden import leave_one_out, mixture_em
 
 #: Chains and steps of Gibbs sampling inside EM, steps of our fits too, and sweeps after it.

@@ -5,13 +5,12 @@
 
 from pyro_nmm.models.annotators.agreement import Dependence, excess_agreement
 from pyro_nmm.models.annotators.consensus import Consensus
-from pyro_nmm.models.annotators.model import Annotators, CopyingAnnotators
+from pyro_nmm.models.annotators.model import Annotators
 from pyro_nmm.models.annotators.quality import accuracy, information
 
 __all__ = [
     "Annotators",
     "Consensus",
-    "CopyingAnnotators",
     "Dependence",
     "accuracy",
     "excess_agreement",

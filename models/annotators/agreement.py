@@ -22,13 +22,6 @@ STRENGTH = 0.3
 #: Replicates draw answers at all places of a table with an answer in ten of them or more. Twice as
 #: much doubles the cost of sparse tables, half as much makes more tables count as sparse.
 DENSE = 10
-#: Contradictions without support that are too many, as a share of the nodes whose answers agree,
-#: and beside it. Half of both warns of good fits to small graphs. Twice of both is silent about a
-#: consensus that is .05 less accurate than the vote.
-CONTRADICTED, FEW = 0.05, 2
-#: Equal answers that show an annotator of one label. Five occur by chance, and twenty miss
-#: annotators who answer rarely.
-MANY = 10
 
 
 class Dependence(NamedTuple):
@@ -162,42 +155,3 @@ def matrices(probs: Tensor, answers: Tensor | Entries, size: int) -> Tensor:
     share = counts.sum(-1, keepdim=True) / counts.sum((1, 2), keepdim=True)
     counts = (counts + STRENGTH * share).mT
     return counts / counts.sum(-1, keepdim=True)
-
-
-def contradiction(
-    answers: Tensor, probs: Tensor, around: Callable[[Tensor], Tensor], informed: bool,
-    classifier: Tensor | None = None, known: Tensor | None = None,
-) -> str | None:  # fmt: skip
-    """A warning if the consensus contradicts too many nodes whose answers all agree.
-
-    The neighbours support a contradiction if ``around``, a walk over the votes ``(N, C)``, meets
-    the label of the consensus more often than the label of the answers. A classifier supports the
-    label that it prefers. Both support nothing if the priors predict no answers (``informed``).
-    """
-    entries, size = Entries.of(answers), max(probs.shape[1], int(answers.max()) + 1)
-    votes, number = entries.votes(size)[:, : probs.shape[1]].double(), entries.number()
-    most, label = votes.max(1)
-    chosen = probs.argmax(1)
-    # Two answers that agree say more than one; if no node has two, one is all there is.
-    agree = (most == number) & (number >= number.max().clamp(max=2))
-    if known is not None:
-        agree &= known < 0
-    wrong = agree & (chosen != label)
-    limit = FEW + CONTRADICTED * int(agree.sum())
-    if wrong.sum() > limit and informed:
-        for labels in (around(votes / number.clamp(min=1)[:, None]), classifier):
-            if labels is not None:
-                low = labels.gather(1, chosen[:, None]) <= labels.gather(1, label[:, None])
-                wrong &= low[:, 0]
-    if wrong.sum() <= limit:
-        return None
-    what = f"{int(wrong.sum())} of {int(agree.sum())} nodes whose answers all agree"
-    doubt = f"consensus contradicts {what}, and nothing else supports it: it is probably less"
-    doubt = f"{doubt} accurate than the majority vote."
-    number = torch.stack([(answers == k).sum(0) for k in range(size)])
-    single = int(((number.amax(0) == number.sum(0)) & (number.sum(0) >= MANY)).sum())
-    if 2 * single > answers.shape[1]:
-        cure = f"number missing answers {size} and set num_answers={size + 1}"
-        return f"{doubt} {single} of {answers.shape[1]} annotators give one label only: {cure}"
-    cure = "Compare consensus.field, or pass a graph on which neighbours have equal labels"
-    return f"{doubt} {cure}"

@@ -3,8 +3,6 @@
 
 """Annotators who answer about latent labels, and annotators who copy: emissions, and their fit."""
 
-import sys
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -37,6 +35,10 @@ from pyro_nmm.sources import hops
 STRENGTHS = 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0
 #: Options of the fit to more nodes than that: confusion matrices need no more steps.
 LARGE, LARGE_RUN = 50_000, {"num_steps": 40, "num_chains": 2}
+#: Steps of EM without a graph.
+NUM_STEPS = 30
+#: Annotators who give one label only by chance, expected among all of them.
+BY_CHANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,17 @@ class Annotators:
         h_i \mid u_i = k \sim \mathrm{Categorical}(R_k), \qquad
         a_{im} \mid h_i \sim \mathrm{Categorical}(P_{m h_i})
 
+    If answers name labels, the silence of annotators who give one label only is one more answer.
+
     :param int num_labels: ``C``.
     :param int num_answers: ``K``; default ``num_labels`` if answers name labels, else one more
         than the largest answer.
     :param bool aligned: whether answer ``k`` names label ``k``; false for clusterings. With types
         answers never name labels.
     :param float strength: weight of the prior of a row of a confusion matrix, in answers. Default
-        one if answers name labels, half of it for the right answer (in the pool, learned); else
-        half an answer of every kind, Jeffreys' prior.
+        one if answers name labels, half of it for the right answer. In the pool it is learned, as
+        is the prior's mean, the matrix of all annotators together. If answers name no labels, half
+        an answer of every kind, Jeffreys' prior.
     """
 
     num_labels: int
@@ -145,10 +150,9 @@ class Annotators:
             known = known_labels(known, hood.num_nodes, labels or self.num_labels, hood.device)
         run = {"num_starts": 1 if self.named else 5}
         options = run | (LARGE_RUN if hood.num_nodes > LARGE else {}) | options
-        field = fit_field(self, hood, data.table, edge_attr, known, **options)
-        consensus = consensus_of(field, data.table, walk or Walk.on_field(field), learn)
-        if consensus.doubt is not None:
-            warnings.warn(consensus.doubt, stacklevel=_level_of_user())
+        emission, table = self._with_silence(data.table)
+        field = fit_field(emission, hood, table, edge_attr, known, **options)
+        consensus = consensus_of(field, table, walk or Walk.on_field(field), learn)
         return replace(consensus, labels=labels, annotators=data.annotators)
 
     def fit_predict(self, graph: Neighborhood | Data | Tensor, answers: Any, **options) -> Any:
@@ -185,10 +189,7 @@ class Annotators:
     def start(self, data: Tensor | Entries, hood: Neighborhood) -> Values:
         """The majority vote if answers name labels, else a fit without the graph."""
         if self.named:
-            votes = Entries.of(data).votes(self._num_answers(data))[:, : self.num_labels]
-            voted = votes.sum(0) > 0  # a label without answers is not the label of doubtful nodes
-            votes = votes.to(torch.get_default_dtype()) + voted / self.num_labels
-            return self.maximise(data, shares(votes), {})
+            return self.maximise(data, self._votes(Entries.of(data)), {})
         if self.num_types is None:
             return mixture_em(self, data, self._seeds(data))[0]
         plain = Annotators(self.num_types, self._num_answers(data), None, False, self.strength)
@@ -242,28 +243,50 @@ class Annotators:
         probs = one_hot(causes, self.num_types or self.num_labels).to(values["confusion"])
         return {"confusion": Dirichlet(self._counts(data, probs)).sample()} | drawn
 
-    def shrinking(self, data: Tensor | Entries, probs: Tensor) -> "Annotators":
-        r"""The same annotators with a learned ``strength``: its mean given expected counts
-        :math:`n` of answers under label distributions ``(N, C)``,
+    def shrunk(self, counts: Tensor) -> Tensor:
+        r"""Confusion matrices ``(M, C, K)`` of annotators who resemble each other, from expected
+        counts :math:`n` of the same shape,
 
         .. math::
 
+            P_{mk} = \frac{n_{mk} + s \pi_k}{n_{mk} \cdot 1 + s}, \qquad
             p(s \mid n) \propto p(s) \prod_{m, k}
-            \mathrm{DirichletMultinomial}(n_{mk} \mid s \pi_k),
-            \qquad \pi_{kk} = \tfrac12, \qquad s \in \{1, 2, 5, \dots, 80\} .
+            \mathrm{DirichletMultinomial}(n_{mk} \mid s \pi_k), \quad s \in \{1, 2, 5, \dots, 80\}
 
-        The same object if answers name no labels, or if the user gave a strength.
+        with the mean of :math:`s`. An annotator of few answers has nearly :math:`\pi`, the matrix
+        of all annotators together. It comes from :math:`\sum_m n_m` in the same way, and has the
+        prior's shape if all answers are few. Given a ``strength``, the prior is fixed.
         """
-        if not self.named or self.strength is not None:
-            return self
-        counts = self._counts(data, probs).double()
-        prior, strengths = self._pseudo_counts(counts), counts.new_tensor(STRENGTHS)
-        counts = (counts - prior).clamp(min=0)
-        logits = -(strengths / 10).log().square() / 2
-        for place, strength in enumerate(STRENGTHS):
-            rows = DirichletMultinomial(strength * prior, validate_args=False)
-            logits[place] += rows.log_prob(counts).sum()
-        return replace(self, strength=(logits.softmax(0) * strengths).sum().item())
+        prior = self._pseudo_counts(counts)
+        if self.strength is not None:
+            return shares(counts + prior)
+        # Nodes of a label that no answer names show little: it would spread from a few known ones.
+        counts = counts * (counts.sum((0, 1))[: len(prior), None] > 0)
+        (together,) = _towards(shares(prior), counts.sum(0, keepdim=True))
+        return _towards(together, counts)
+
+    def alone(self, data: Tensor | Entries, allowed: Tensor, values: Values) -> Tensor:
+        """``(N, C)``: labels from the answers without a graph. Answers that name labels start EM at
+        the majority vote, with matrices as of :meth:`shrunk`; other ones have the fitted
+        ``values``. If no node has two answers, nothing is known about any annotator, and matrices
+        are the prior's.
+
+        :param Tensor allowed: ``(N, C)`` log-likelihood of known labels.
+        """
+        entries = Entries.of(data)
+        if not self.named:
+            evidence = self.log_prob(values, data).double() + allowed
+            share = shares(evidence.softmax(-1).sum(0) + 1)
+            return (evidence + share.log()).softmax(-1)
+        probs, size = self._votes(entries).double(), self._num_answers(data)
+        counts = entries.confusion(torch.zeros_like(probs[entries.node]), size)
+        if entries.number().max() < 2:
+            return (entries.evidence(self.shrunk(counts)) + allowed).softmax(-1)
+        for _ in range(NUM_STEPS):
+            matrices = self.shrunk(entries.confusion(probs[entries.node], size))
+            share = shares(probs.sum(0) + 1)
+            probs = (entries.evidence(matrices) + share.log() + allowed).softmax(-1)
+        return probs
 
     @property
     def named(self) -> bool:
@@ -274,6 +297,24 @@ class Annotators:
         if self.num_answers is not None:
             return self.num_answers
         return self.num_labels if self.named else int(Entries.of(data).answer.max()) + 1
+
+    def _votes(self, entries: Entries) -> Tensor:
+        """``(N, C)``: shares of the votes."""
+        votes = entries.votes(self._num_answers(entries))[:, : self.num_labels]
+        voted = votes.sum(0) > 0  # a label without answers is not the label of doubtful nodes
+        return shares(votes.to(torch.get_default_dtype()) + voted / self.num_labels)
+
+    def _with_silence(self, table: Tensor) -> tuple["Annotators", Tensor]:
+        """The same model with one more answer, silence, of annotators who give one label only."""
+        number = self._num_answers(table)
+        votes = torch.stack([(table == k).sum(0) for k in range(number)], 1).double()
+        most, label = votes.max(1)
+        by_chance = shares(votes.sum(0))[label] ** most * len(votes)
+        one_sided = (most == votes.sum(1)) & (by_chance < BY_CHANCE) & (table < 0).any(0)
+        if not self.named or not one_sided.any():
+            return self, table
+        silent = (table < 0) & one_sided
+        return replace(self, num_answers=number + 1), table.masked_fill(silent, number)
 
     def _seeds(self, data: Tensor | Entries) -> Values:
         """Each label's matrix from ten times one random node's answers, all different."""
@@ -302,12 +343,14 @@ class Annotators:
         return like.new_full(shape, strength * wrong).fill_diagonal_(strength * right)
 
 
-def _level_of_user() -> int:
-    """The stack level of the first caller outside of the package, for a warning."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_globals["__name__"].startswith("pyro_nmm."):
-        level, frame = level + 1, frame.f_back
-    return level
+def _towards(mean: Tensor, counts: Tensor) -> Tensor:
+    """Shares of counts ``(M, C, K)``, shrunk towards rows ``(C, K)`` with a learned strength."""
+    strengths = counts.new_tensor(STRENGTHS)
+    logits = -(strengths / 10).log().square() / 2
+    for place, strength in enumerate(STRENGTHS):
+        rows = DirichletMultinomial(strength * mean, validate_args=False)
+        logits[place] += rows.log_prob(counts).sum()
+    return shares(counts + (logits.softmax(0) * strengths).sum() * mean)
 
 
 def shares(counts: Tensor) -> Tensor:
@@ -331,124 +374,3 @@ class _Counts:
 
     def maximise(self, data: Tensor, probs: Tensor, values: Values) -> Values:
         return {"types": shares(probs.mT @ data + 1 / data.shape[1])}
-
-
-@dataclass(frozen=True)
-class CopyingAnnotators(Annotators):
-    r""":class:`Annotators` of which some repeat what another one answers.
-
-    .. math::
-
-        & a_{im} \mid u_i = k, a_{i1}, \dots, a_{i,m-1} \\
-        & \sim \rho_{mm} \, \mathrm{Categorical}(P_{mk}) + \sum_{l < m} \rho_{ml} \, \delta(a_{il})
-
-    With probability :math:`\rho_{ml}` annotator :math:`m` repeats annotator :math:`l`, if :math:`l`
-    answered. The prior of :math:`\rho` expects a tenth of the answers to be copied. List the copied
-    annotator first; otherwise both accuracies are biased. Confusion matrices, ``(M, C, K)``, and
-    :func:`~pyro_nmm.models.accuracy` are about an annotator's own answers. A step costs
-    :math:`O(N M (C + M))`.
-
-    >>> from pyro_nmm import sources
-    >>> hood = sources.grid(20, 20, stride=4)
-    >>> truth = (torch.arange(400) % 20 >= 10).long()
-    >>> answers = truth[:, None] ^ (torch.rand(400, 4) < 0.3).long()
-    >>> answers[:, 3] = answers[:, 2]
-    >>> consensus = CopyingAnnotators(num_labels=2).fit(hood, answers)
-    >>> bool(consensus.field.values["copies"][3, 2] > 0.7)
-    True
-    """
-
-    support: ClassVar = {
-        "confusion": constraints.independent(constraints.simplex, 2),
-        "copies": constraints.independent(constraints.simplex, 1),
-    }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.named:
-            must = "answers that name labels: aligned=True, no num_types"
-            raise ValueError(f"CopyingAnnotators need {must}")
-
-    def check(self, hood: Neighborhood, data: Any) -> Tensor:
-        """Answers ``(N, M)``: each annotator is compared with all columns before."""
-        return Entries.of(super().check(hood, data)).table()
-
-    def start(self, data: Any, hood: Neighborhood) -> Values:
-        """Half of the answers are copied, so that agreement counts for little at first."""
-        values = super().start(data, hood)
-        others = self._copy_counts(data.shape[1], values["confusion"]).tril(-1) / 2
-        return values | {"copies": others + torch.diag(1 - others.sum(-1))}
-
-    def log_prob(self, values: Values, data: Any) -> Tensor:
-        log_prob = values["confusion"].new_zeros(len(data), self.num_labels)
-        for m in range(data.shape[1]):
-            column = _Column(values, data, m)
-            log_prob = log_prob + torch.where(column.there[:, None], column.both, 1.0).log()
-        return log_prob
-
-    def log_prior(self, values: Values, data: Any) -> Tensor:
-        copies = values["copies"]
-        counts = self._copy_counts(len(copies), copies)
-        log_prob = (counts * copies.clamp(min=torch.finfo(copies.dtype).tiny).log()).sum()
-        return super().log_prior(values, data) + log_prob
-
-    def maximise(self, data: Any, probs: Tensor, values: Values) -> Values:
-        if not values:
-            return super().maximise(data, probs, values)
-        confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
-        for m in range(data.shape[1]):
-            column = _Column(values, data, m)
-            uncopied = probs * column.uncopied_share()
-            confusion.append(self._counts(data[:, m, None], uncopied)[0])
-            copies[m, : m + 1] += column.whose(uncopied.sum(-1), probs.sum(-1)).sum(0)
-        return {"confusion": shares(torch.stack(confusion)), "copies": shares(copies)}
-
-    def draw(self, data: Any, labels: Tensor, values: Values) -> Values:
-        """From their posterior, after drawing which answers are copies."""
-        probs = one_hot(labels, self.num_labels).to(values["confusion"])
-        confusion, copies = [], self._copy_counts(data.shape[1], values["copies"])
-        drawn = torch.zeros_like(copies)
-        for m in range(data.shape[1]):
-            column = _Column(values, data, m)
-            uncopied = probs * torch.bernoulli(column.uncopied_share())
-            confusion.append(Dirichlet(self._counts(data[:, m, None], uncopied)[0]).sample())
-            whose = column.whose(uncopied.sum(-1), probs.sum(-1))[column.there]
-            seen = Categorical(whose, validate_args=False).sample().bincount(minlength=m + 1)
-            drawn[m, : m + 1] = Dirichlet(copies[m, : m + 1] + seen).sample()
-        return {"confusion": torch.stack(confusion), "copies": drawn}
-
-    @staticmethod
-    def _copy_counts(size: int, like: Tensor) -> Tensor:
-        """``(M, M)``: ten answers, one of them copied from any of the annotators before."""
-        before = torch.arange(size, device=like.device, dtype=like.dtype)[:, None]
-        counts = (1 / before.clamp(min=1)).expand(-1, size).tril(-1)
-        return counts + torch.diag(torch.full_like(before[:, 0], 9.0))
-
-
-class _Column:
-    """Terms of annotator ``m``'s answers, which are copies of those before, or not."""
-
-    def __init__(self, values: Values, data: Tensor, m: int) -> None:
-        answers, before, self.rates = data[:, m], data[:, :m], values["copies"][m, : m + 1]
-        self.there = answers >= 0  # (N,)
-        self.silent = before < 0  # (N, m)
-        self.same = (before == answers[:, None]) & self.there[:, None]  # (N, m)
-        self.copied = self.same.to(self.rates) @ self.rates[:m]  # (N,)
-        self.free = self.rates[m] + self.silent.to(self.rates) @ self.rates[:m]  # (N,)
-        likelihood = values["confusion"][m].mT.index_select(0, answers.clamp(min=0))
-        self.uncopied = self.free[:, None] * likelihood  # (N, C), of an answer of one's own
-        self.both = self.uncopied + self.copied[:, None]
-
-    def uncopied_share(self) -> Tensor:
-        """``(N, C)``: the probability that the answer is one's own, given the label."""
-        return self.uncopied / self.both
-
-    def whose(self, uncopied: Tensor, whole: Tensor) -> Tensor:
-        """``(N, m + 1)``: the probability that ``m`` meant to copy each one before, or none."""
-        none = torch.zeros_like(self.there[:, None])
-        free, same = torch.cat([self.silent, ~none], 1), torch.cat([self.same, none], 1)
-        free, same = free.to(self.rates) * self.rates, same.to(self.rates) * self.rates
-        copied = self.copied.clamp(min=torch.finfo(self.copied.dtype).tiny)
-        probs = (uncopied / self.free)[:, None] * free
-        probs = probs + ((whole - uncopied) / copied)[:, None] * same
-        return probs * self.there[:, None]

@@ -37,7 +37,6 @@ from pyro_nmm.guides.fitting import train
 from pyro_nmm.models import (
     DGLFRM,
     Annotators,
-    CopyingAnnotators,
     Denoiser,
     FreeNMM,
     MarginalField,
@@ -167,9 +166,9 @@ def table(there):
 FEW = {"num_steps": 2, "num_starts": 1, "num_draws": 2, "num_chains": 2}
 
 
-def annotators(there, kind):
+def annotators(there):
     data, known, wrong = there(graph()[0], torch.tensor([0, -1, -1] * 4), torch.rand(12, 3) < 0.2)
-    answers, labels = (data.y[:, None] + wrong) % 2, kind(2)
+    answers, labels = (data.y[:, None] + wrong) % 2, Annotators(2)
     yield
     consensus = labels.fit(data.edge_index, answers, known=known, **FEW)
     yield [consensus.probs, *consensus.powers.values(), *numbers(consensus.field.prior)]
@@ -214,8 +213,7 @@ FITS = {
     "StackedNMM of scores": partial(stacked, pool=False),
     "StackedNMM of folds": folds,
     "NeighborMixtureClassifier": table,
-    "Annotators": partial(annotators, kind=Annotators),
-    "CopyingAnnotators": partial(annotators, kind=CopyingAnnotators),
+    "Annotators": annotators,
     "fit_field": hidden,
     "fit_field of a network": partial(hidden, network=True),
     "HiddenFieldGuide": program,

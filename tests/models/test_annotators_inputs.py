@@ -15,7 +15,7 @@ from scipy import sparse
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models import Annotators, CopyingAnnotators, fit_field
+from pyro_nmm.models import Annotators, fit_field
 
 HOOD, NUMBERS, LABELS = Neighborhood(EDGES, 256), TRUTH.numpy(), ["ash", "birch", "cedar"]
 NAMES, TABLE = np.array(LABELS)[NUMBERS], np.stack([NUMBERS] * 3, 1)
@@ -129,8 +129,6 @@ def test_refusals_of_constructors():
             Annotators(**{"num_labels": 2} | {name: 1})
     with pytest.raises(ValueError, match="strength"):
         Annotators(2, strength=0.0)
-    with pytest.raises(ValueError, match="answers that name labels"):
-        CopyingAnnotators(3, aligned=False)
 
 
 def forms():

@@ -5,6 +5,7 @@
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch_geometric.utils import grid, to_dense_adj
 
 from pyro_nmm import sources
 from pyro_nmm.metrics import mean_log_prob
-from pyro_nmm.models import Annotators, CopyingAnnotators, accuracy, fit_field
+from pyro_nmm.models import Annotators, accuracy, fit_field
 from pyro_nmm.models.annotators import consensus
 from pyro_nmm.models.annotators.agreement import (
     count_pairs,
@@ -25,7 +26,9 @@ from pyro_nmm.models.annotators.agreement import (
 from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.annotators.consensus import (
     ALONE,
+    INFORMED,
     OWN,
+    SHARE,
     LeftOut,
     Walk,
     consensus_of,
@@ -115,8 +118,7 @@ def test_the_field_of_neighbours_is_a_fixed_point():
 
 @pytest.mark.parametrize(("strength", "number"), [(None, 4), (7.0, 3)])
 def test_left_out_answers_by_hand(strength, number):
-    """Matrices without a part of the nodes; the others' evidence and one's own add up. Half of the
-    prior's weight is on the right answer; the user's own weight goes first."""
+    """Matrices without a part of the nodes; the others' evidence and one's own add up."""
     answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
     answers[::9, 1] = number - 1
     emission = Annotators(3, strength=strength, num_answers=number)
@@ -126,13 +128,10 @@ def test_left_out_answers_by_hand(strength, number):
     assert len(found.node) == (answers >= 0).sum()
     for group in range(4):
         rest = answers.masked_fill((part == group)[:, None], -1)
-        weight = strength or emission.shrinking(rest, field.probs).strength
-        prior = torch.full((3, number), 1 / (number - 1)).double()
-        prior[range(3), range(3)] = 1
-        counts = (weight / 2 * prior).repeat(3, 1, 1)
+        counts = torch.zeros(3, 3, number).double()
         for node, annotator in (rest >= 0).nonzero().tolist():
             counts[annotator, :, rest[node, annotator]] += field.probs[node].double()
-        log_table = (counts / counts.sum(-1, keepdim=True)).log()
+        log_table = emission.shrunk(counts).log()
         for node in (part == group).nonzero()[:3, 0].tolist():
             seen = [(m, a) for m, a in enumerate(answers[node].tolist()) if a >= 0]
             each = {m: log_table[m, :, a] for m, a in seen}
@@ -150,25 +149,24 @@ def test_left_out_answers_by_hand(strength, number):
 class Other(Annotators):
     """Of whose answers nothing is known but their likelihood."""
 
-    def maximise(self, data, probs, values):
-        return super().maximise(data, probs, values) | {"more": torch.zeros(())}
-
-
-class Uncopied(CopyingAnnotators):
-    """Whom nobody copies."""
+    named = False
 
     def maximise(self, data, probs, values):
-        found = Annotators.maximise(self, data, probs, values)
-        return found | {"copies": torch.eye(data.shape[1])}
+        return {"confusion": super().maximise(data, probs, values)["confusion"]} | self.more
+
+    more: ClassVar = {}
 
 
-@pytest.mark.parametrize("other", [Other(3), Uncopied(3)])
-def test_left_out_answers_of_other_models(other):
+class More(Other):
+    more: ClassVar = {"more": torch.zeros(())}
+
+
+def test_left_out_answers_of_other_models():
     """Independent annotators take a sum. Other ones ask the likelihood for each answer."""
     answers, part = answers_to(TRUTH, [0.8, 0.6, 0.5], missing=0.5), torch.arange(256) % 4
     answers[0, 1:] = -1  # one answer alone
     field = fitted(answers)
-    fields = field, replace(field, emission=other)
+    fields = replace(field, emission=Other(3)), replace(field, emission=More(3))
     quick, slow = (left_out_answers(f, answers, field.probs, part) for f in fields)
     for name, one, two in zip(quick._fields, quick, slow, strict=True):
         torch.testing.assert_close(one, two, msg=name)
@@ -317,21 +315,66 @@ def recorded(monkeypatch, name):
 
 @pytest.mark.parametrize("right", [[0.8, 0.6, 0.5], [0.8]])
 def test_the_pool_is_its_formula(monkeypatch, right):
-    """One annotator's matrix comes from the mean of the field and a first pool."""
+    """Matrices come from the answers alone, then from the field, as the graph predicts answers. One
+    annotator's come from the mean with the pool too."""
     answers, walk = answers_to(TRUTH, right), Walk.on_graph(EDGES, 256)
     field = fitted(answers)
     left_out, pools = recorded(monkeypatch, "left_out_answers"), recorded(monkeypatch, "_pool")
     found = consensus_of(field, answers, walk)
     used, evidence = [args[2] for args, _ in left_out], [each.evidence for _, each in left_out]
-    _, powers, log_prior, _ = pools[0][1]
-    first = (log_prior + powers[-1] * evidence[0]).softmax(-1).float()
-    again = [] if len(right) > 1 else [(field.probs + first) / 2]
-    torch.testing.assert_close(used, [field.probs, *again])
+    simple = field.emission.alone(answers, torch.zeros(256, 3), {}).float()
+    again = [] if len(right) > 1 else [(field.probs + simple + pools[0][1].probs).float() / 3]
+    torch.testing.assert_close(used, [simple, field.probs, *again])
     logits = found.powers["answers"] * evidence[-1]
     for name, prior in found.priors.items():
         logits = logits + found.powers[name] * prior.double().log()
     torch.testing.assert_close(found.probs, logits.softmax(-1).float(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.log_prior, pools[-1][1].log_prior, atol=1e-5, rtol=1e-4)
     assert 0 < found.powers["answers"] < 1
+    assert found.powers["shares"] == 0
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.4, 1.0])
+def test_a_graph_counts_as_it_predicts(monkeypatch, weight):
+    """Between the answers alone, with shares of the labels, and the pool."""
+    answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
+    field, walk = fitted(answers), Walk.on_graph(EDGES, 256)
+    errors = torch.tensor(weight + INFORMED - 1).double()
+    monkeypatch.setattr(consensus, "standard_errors", lambda *args: errors)
+    left_out, pools = recorded(monkeypatch, "left_out_answers"), recorded(monkeypatch, "fit_powers")
+    found = consensus_of(field, answers, walk)
+    simple = field.emission.alone(answers, torch.zeros(256, 3), {})
+    mixed = (weight * field.probs + (1 - weight) * simple).float()
+    torch.testing.assert_close(left_out[-1][0][2], mixed)
+    (_, powers), evidence = pools[-1], left_out[-1][1].evidence
+    around = [found.priors[name].double().log() for name in ("walk", "potts")]
+    pool = powers[0] * around[0] + powers[1] * around[1]
+    pool = pool + SHARE * powers[:2].sum().clamp(max=1) * powers[2] * evidence
+    logits = weight * pool + (1 - weight) * (simple.mean(0).log() + evidence)
+    torch.testing.assert_close(found.probs, logits.softmax(-1).float(), atol=1e-4, rtol=1e-3)
+    assert ("a graph that does not fit" in found.summary()) == (weight < 1)
+
+
+def test_labels_from_answers_alone():
+    """A fixed point of shares, matrices and labels; of one annotator the prior's matrices."""
+    answers = answers_to(TRUTH, [0.9, 0.8, 0.8, 0.7])
+    people, none = Annotators(3), torch.zeros(256, 3)
+    probs = people.alone(answers, none, {})
+    entries = Entries.of(answers)
+    matrices = people.shrunk(entries.confusion(probs[entries.node], 3))
+    share = (probs.sum(0) + 1) / 259
+    again = share.expand(256, 3).clone()
+    for node, annotator in (answers >= 0).nonzero().tolist():
+        again[node] *= matrices[annotator, :, answers[node, annotator]]
+    again = again / again.sum(1, keepdim=True)
+    torch.testing.assert_close(probs, again, atol=0.01, rtol=0.05)
+    assert (probs.argmax(1) == TRUTH).double().mean() > 0.8
+    one = people.alone(answers[:, :1], none, {})
+    seen = answers[:, 0] >= 0
+    assert one[seen].gather(1, answers[seen, :1]).sub(0.5).abs().max() < 1e-6
+    known = torch.full((256, 3), -torch.inf)
+    known[:, 2] = 0
+    assert (people.alone(answers, known, {})[:, 2] == 1).all()
 
 
 def test_dependent_errors():
@@ -381,7 +424,7 @@ def test_information_gain_by_enumeration():
 
 def test_one_annotator():
     found = Annotators(3).fit(EDGES, answers_to(TRUTH, [0.6], missing=0.0), **QUICK)
-    assert list(found.powers.values()) == pytest.approx(ALONE[2])
+    assert list(found.powers.values()) == pytest.approx([0.0, *ALONE[3]])
     assert "no node has two answers" in found.summary()
     assert "unknown with one answer" in found.summary()
     known = TRUTH.where(torch.arange(256) % 4 == 0, -1)
@@ -427,20 +470,16 @@ def test_a_few_answers_leave_a_wide_interval():
         torch.testing.assert_close(probs.sum(-1), torch.ones_like(probs[..., 0]))
 
 
-def test_a_graph_that_does_not_fit(monkeypatch):
-    """It is named, and answers keep their weight, which is better than to lower it."""
+def test_a_graph_that_does_not_fit():
+    """It is named, and labels come from the answers alone."""
     answers, shuffled = answers_to(TRUTH, [0.8, 0.7, 0.6, 0.6]), torch.randperm(256)[EDGES]
-    found = []
-    for graph, least in ((EDGES, 0.7), (EDGES, 0.0), (shuffled, 0.7), (shuffled, 0.0)):
-        monkeypatch.setattr(consensus, "UNINFORMED", least)
-        torch.manual_seed(0)
-        found.append(Annotators(3).fit(graph, answers, **QUICK))
-    good, same, bad, lowered = found
-    assert torch.equal(good.probs, same.probs)
+    good, bad = (Annotators(3).fit(graph, answers, **QUICK) for graph in (EDGES, shuffled))
+    assert good.powers["shares"] == 0
     assert "a graph that does not fit" not in good.summary()
+    assert bad.powers["shares"] > 0.5
     assert "a graph that does not fit" in bad.summary()
-    assert bad.powers["answers"] > 1.5 * lowered.powers["answers"]
-    assert mean_log_prob(bad.probs, TRUTH) > mean_log_prob(lowered.probs, TRUTH) + 0.1
+    simple = bad.field.emission.alone(answers, torch.zeros(256, 3), {})
+    assert mean_log_prob(bad.probs, TRUTH) > mean_log_prob(simple, TRUTH) - 0.05
 
 
 def test_what_priors_know_beyond_their_mean():
@@ -451,29 +490,53 @@ def test_what_priors_know_beyond_their_mean():
     own = torch.full((len(node), 3), 0.25).double()
     own = own.scatter(1, answers_to(truth, [0.5, 0.5], missing=0).T.reshape(-1, 1), 0.5).log()
     answers = LeftOut(torch.zeros_like(prior), node, torch.zeros_like(own), own, own[:, 0])
-    assert standard_errors(prior, answers) > 5
-    assert standard_errors(prior.exp().mean(0).log().expand_as(prior), answers).abs() < 0.01
-    assert standard_errors(prior[torch.randperm(len(truth))], answers) < 2
+    none = torch.zeros_like(prior)
+    assert standard_errors(prior, answers, none) > 5
+    mean = prior.exp().mean(0).log().expand_as(prior)
+    assert standard_errors(mean, answers, none).abs() < 0.01
+    assert standard_errors(prior[torch.randperm(len(truth))], answers, none) < 2
     alone = LeftOut(*(each[:1] for each in answers))
-    assert abs(standard_errors(prior[:1], alone)) < 0.01
+    assert abs(standard_errors(prior[:1], alone, none[:1])) < 0.01
+    # Known labels count as answers that are right.
+    known = none.masked_fill(one_hot(truth, 3) == 0, -torch.inf)
+    few = none.where(torch.arange(len(truth))[:, None] >= 40, known)
+    nobody = LeftOut(*(each[:0] for each in answers))
+    assert standard_errors(prior, nobody, few) > 5
 
 
-def test_strength_by_marginal_likelihood():
+def test_matrices_of_annotators_who_resemble_each_other():
     """The mean over strengths, by products over one answer after the other."""
     labels, size = torch.arange(90) % 3, 3
     answers = torch.where(torch.rand(90, 2) < 0.6, labels[:, None], torch.randint(3, (90, 2)))
-    logs = []
-    for strength in STRENGTHS:
-        total = -(math.log(strength / 10) ** 2) / 2
-        for given in answers.T:
-            seen = torch.full((size, size), strength / 4).fill_diagonal_(strength / 2)
-            for label, answer in zip(labels, given, strict=True):
-                total += (seen[label, answer] / seen[label].sum()).log().item()
-                seen[label, answer] += 1
-        logs.append(total)
-    weights = torch.tensor(logs).softmax(0)
-    probs = one_hot(labels).float()
-    found = Annotators(3).shrinking(answers, probs).strength
-    assert found == pytest.approx((weights * torch.tensor(STRENGTHS)).sum().item(), rel=1e-3)
-    for same in (Annotators(3, strength=2.0), Annotators(3, num_types=4)):
-        assert same.shrinking(answers, probs) is same
+    counts = torch.zeros(2, size, size).double()
+    for annotator, given in enumerate(answers.T):
+        for label, answer in zip(labels, given, strict=True):
+            counts[annotator, label, answer] += 1
+
+    def towards(mean, tables):
+        logs = []
+        for strength in STRENGTHS:
+            total = -(math.log(strength / 10) ** 2) / 2
+            for table in tables:
+                seen = strength * mean
+                for label, answer in table.nonzero().tolist():
+                    for _ in range(int(table[label, answer])):
+                        total += (seen[label, answer] / seen[label].sum()).log().item()
+                        seen[label, answer] += 1
+            logs.append(total)
+        expected = tables + torch.tensor(logs).softmax(0) @ torch.tensor(STRENGTHS) * mean
+        return expected / expected.sum(-1, keepdim=True)
+
+    prior = torch.full((size, size), 1 / 4).fill_diagonal_(1 / 2).double()
+    mean = towards(prior, counts.sum(0, keepdim=True))[0]
+    torch.testing.assert_close(Annotators(3).shrunk(counts), towards(mean, counts))
+    # A label that no answer names has the prior's row.
+    named = torch.tensor([True, True, False])
+    few = counts * named
+    found = Annotators(3).shrunk(few)[:, 2]
+    torch.testing.assert_close(found, prior[2].expand(2, 3))
+    silent = Annotators(3).shrunk(torch.cat([counts, torch.zeros(1, size, size)]))[2]
+    torch.testing.assert_close(silent, mean)
+    given = Annotators(3, strength=2.0).shrunk(counts)[0]
+    expected = counts[0] + torch.full((size, size), 0.5).fill_diagonal_(1.0)
+    torch.testing.assert_close(given, expected / expected.sum(-1, keepdim=True))

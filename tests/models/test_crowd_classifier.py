@@ -165,7 +165,7 @@ def test_features_help(kind):
     }
     torch.manual_seed(0)
     found = Annotators(3).fit(data, answers, **options[kind], **QUICK)
-    assert list(found.powers) == ["walk", "potts", "classifier", "answers"]
+    assert list(found.powers) == ["shares", "walk", "potts", "classifier", "answers"]
     assert "classifier" in found.summary()
 
     def score(consensus, rows):
@@ -186,12 +186,13 @@ def test_progress_covers_the_classifier():
     assert ranges == [range(30), range(NUM_FOLDS), range(NUM_FOLDS)]  # the field, and two rounds
 
 
-@pytest.mark.filterwarnings("ignore:consensus contradicts")  # one person alone is doubtful
 def test_one_annotator_and_known_labels():
     data, answers, truth = crowd()
     data.x[:, 3] = truth
     one = Annotators(3).fit(data, answers[:, :1], classifier=Nodewise(), **QUICK)
-    assert one.powers["answers"] == pytest.approx(ALONE[3][-1])
+    weight = 1 - one.powers["shares"]
+    assert one.powers["answers"] == pytest.approx(weight * ALONE[4][-1] + 1 - weight)
+    assert weight > 0.5  # the classifier predicts answers
     assert one.powers["walk"] < 0.1  # the graph predicts no answer
     known = truth.where(torch.arange(256) < 60, -1)
     found = Annotators(3).fit(data, answers[:, :1], classifier=Nodewise(), known=known, **QUICK)
