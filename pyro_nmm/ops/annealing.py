@@ -52,8 +52,8 @@ def anneal(
         shift_evidence(rows, entries.map(lambda t: t.double() if t.is_floating_point() else t))[0]
         for entries in (start, end)
     )
+    uniforms = uniforms_of(rows, num_sweeps, len(draw.edges))
     if loops := backend.loops_on(rows.device):
-        uniforms = uniforms_of(rows, num_sweeps, len(draw.edges))
         edges, labels, gain, rise = loops.anneal(rows, start, end, draw, uniforms)
         return Annealed(Draw(edges, labels), gain, rise)
     below, first = start, _log_joint(rows, end, draw)
@@ -63,10 +63,10 @@ def anneal(
             back = rows.take(torch.arange(rows.num_rows, device=rows.device).flip(0))
             start, end, below = (_reverse(rows, back, part) for part in (start, end, below))
             draw = Draw(_inverse(back.within)[draw.edges].flip(1), draw.labels.flip(1))
-            rows = back
+            rows, uniforms = back, uniforms.flip(-1)
         above = _between(start, end, (k + 1) / (num_sweeps + 1))
         gain += _log_joint(rows, above, draw) - _log_joint(rows, below, draw)
-        draw = sweep(rows, above, draw, uniforms_of(rows, 1, len(draw.edges))).draw
+        draw = sweep(rows, above, draw, uniforms[k : k + 1]).draw
         below = above
     last = _log_joint(rows, end, draw)
     gain += last - _log_joint(rows, below, draw)
