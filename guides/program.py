@@ -79,15 +79,15 @@ class Field(NamedTuple):
         nodes = hood.restrict(self.observed).nodes
         return values.new_zeros(hood.num_nodes, *values.shape[1:]).index_copy(0, nodes, values)
 
-    def conditional(self, run: Run) -> InOrder:
+    def conditional(self, run: Run, order: Tensor | None = None) -> InOrder:
         """Its choices given its labels, or both given the rest of the program."""
         hood, alpha, logits, channel = self.parameters
         if not self.latent and channel.certain:
-            y = self.labels()
-            return OrderedConditional(hood, alpha, logits, y, self.observed, relabel=channel)
+            given = hood, alpha, logits, self.labels(), self.observed, order
+            return OrderedConditional(*given, relabel=channel)
         shown = () if self.latent else (self.labels(), self.observed)
         evidence = self.prior.evidence(*shown) if shown else self.evidence(run)
-        arguments = hood, self.prior.table, logits, evidence, self.observed
+        arguments = hood, self.prior.table, logits, evidence, self.observed, order
         return EvidenceConditional(*arguments, relabels=not channel.keeps)
 
     def posterior(self, run: Run, num_samples: int | None, num_sweeps: int) -> Any:

@@ -3,10 +3,10 @@
 
 """Compiled loops (numba); `pyro_nmm.backend` says whether they run."""
 
-from pyro_nmm.compiled.entries import credits, draw, evaluate, gradient, sweep
+from pyro_nmm.compiled.entries import anneal, credits, draw, evaluate, gradient, sweep
 from pyro_nmm.compiled.loops import entropy_and_gradient, find, gaussian_sums, predict, ranks
 
 __all__ = [
-    "credits", "draw", "entropy_and_gradient", "evaluate", "find", "gaussian_sums", "gradient",
-    "predict", "ranks", "sweep",
+    "anneal", "credits", "draw", "entropy_and_gradient", "evaluate", "find", "gaussian_sums",
+    "gradient", "predict", "ranks", "sweep",
 ]  # fmt: skip

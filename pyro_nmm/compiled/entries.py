@@ -74,72 +74,148 @@ def _of_draw(b, seen):
 @_compiled
 def _draw(first, last, inputs, table, uniforms, edges, labels, seen):
     # seen is () or the counts of the label and of all labels, for each edge.
-    ptr, source = inputs.ptr, inputs.source
-    running = np.empty(np.max(ptr[1:] - ptr[:-1]))
-    every = table.shape[1] - 1
     for b in range(first, last):
-        one = _of(b, inputs)
         counts = _of_draw(b, seen)
-        for i in range(len(ptr) - 1):
-            e, k = _draw_row(i, one, table, uniforms[b, i], running, counts)
-            edges[b, i], labels[b, i] = e, k
-            table[source[e], k] += 1
-            table[source[e], every] += 1
-        _clear(ptr, source, edges[b], labels[b], table)
+        _rows(False, 1, _of(b, inputs), table, uniforms[b], edges[b], labels[b], counts)
+        _clear(inputs.ptr, inputs.source, edges[b], labels[b], table)
 
 
 @_compiled
-def _draw_row(i, inputs, table, uniform, running, counts):
-    single, ptr, _, attention, alpha, total, _, likelihood = inputs
-    each, every, weight = _each(inputs), table.shape[1] - 1, 0.0
-    for e in range(ptr[i], ptr[i + 1]):
-        place = _place(e, i, each, inputs)
-        j, a, _, label = place
-        if len(counts):  # numba takes the branch out where there are none
-            counts[0][e], counts[1][e] = table[j, label], table[j, every]
-        weight += attention[e] * _above(place, table, inputs) / (total[a] + table[j, every])
-        running[e - ptr[i]] = weight
-    e, threshold = ptr[i], uniform * weight
-    while running[e - ptr[i]] <= threshold and running[e - ptr[i]] < weight:
-        e += 1
-    j, a, place, label = _place(e, i, each, inputs)
-    if len(single):
-        return e, label
-    # What is left of the threshold goes through the labels of this edge.
-    scale = attention[e] / (total[a] + table[j, every])
-    rest = threshold - running[e - 1 - ptr[i]] if e > ptr[i] else threshold
-    chosen = 0  # of weights that are not numbers, too: the loops do not look where they count
-    for k in range(every):
-        part = scale * (alpha[a, k] + table[j, k]) * likelihood[place, k]
-        if part > 0:
-            chosen = k
-            if rest < part:
-                break
-        rest -= part
-    return e, chosen
+def _rows(again, step, inputs, table, uniforms, edges, labels, counts):
+    # All rows in turn, from the last one if the step is -1, and again: each given all others. One
+    # function a row would take four times as long: numba counts references to arrays.
+    single, ptr, source, attention, alpha, total, of_rows, likelihood = inputs
+    each, every = len(of_rows) == len(source), table.shape[1] - 1
+    running = np.empty(np.max(ptr[1:] - ptr[:-1]))
+    for place in range(len(ptr) - 1):
+        i = place if step > 0 else len(ptr) - 2 - place
+        if again:
+            table[source[edges[i]], labels[i]] -= 1
+            table[source[edges[i]], every] -= 1
+        start, weight = ptr[i], 0.0
+        for e in range(start, ptr[i + 1]):
+            j, row = source[e], e if each else i
+            if len(single):
+                a, label = e, of_rows[row]
+                above = alpha[e, 0] + table[j, label]
+            else:
+                a, label, above = j, 0, 0.0
+                for k in range(every):
+                    above += (alpha[j, k] + table[j, k]) * likelihood[row, k]
+            if len(counts):  # numba takes the branch out where there are none
+                counts[0][e], counts[1][e] = table[j, label], table[j, every]
+            weight += attention[e] * above / (total[a] + table[j, every])
+            running[e - start] = weight
+        e, threshold = start, uniforms[i] * weight
+        while running[e - start] <= threshold and running[e - start] < weight:
+            e += 1
+        j, row = source[e], e if each else i
+        if len(single):
+            chosen = of_rows[row]
+        else:
+            # What is left of the threshold goes through the labels of this edge.
+            scale = attention[e] / (total[j] + table[j, every])
+            rest = threshold - running[e - 1 - start] if e > start else threshold
+            chosen = 0  # of weights that are not numbers, too: loops do not look where they count
+            for k in range(every):
+                part = scale * (alpha[j, k] + table[j, k]) * likelihood[row, k]
+                if part > 0:
+                    chosen = k
+                    if rest < part:
+                        break
+                rest -= part
+        edges[i], labels[i] = e, chosen
+        table[j, chosen] += 1
+        table[j, every] += 1
+
+
+@_compiled
+def _count(ptr, source, edges, labels, table):
+    for i in range(len(ptr) - 1):
+        table[source[edges[i]], labels[i]] += 1
+        table[source[edges[i]], table.shape[1] - 1] += 1
 
 
 @_compiled
 def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
     # uniforms is (sweeps, draws, rows): every row in turn, given all others.
     ptr, source = inputs.ptr, inputs.source
-    running = np.empty(np.max(ptr[1:] - ptr[:-1]))
     for b in range(first, last):
         one = _of(b, inputs)
-        for i in range(len(ptr) - 1):
-            table[source[edges[b, i]], labels[b, i]] += 1
-            table[source[edges[b, i]], -1] += 1
+        _count(ptr, source, edges[b], labels[b], table)
         for sweep in range(len(uniforms)):
+            _rows(True, 1, one, table, uniforms[sweep, b], edges[b], labels[b], ())
             for i in range(len(ptr) - 1):
-                table[source[edges[b, i]], labels[b, i]] -= 1
-                table[source[edges[b, i]], -1] -= 1
-                e, k = _draw_row(i, one, table, uniforms[sweep, b, i], running, ())
-                edges[b, i], labels[b, i] = e, k
-                visits[b, i, k] += 1
-                totals[b, sweep, k] += 1
-                table[source[e], k] += 1
-                table[source[e], -1] += 1
+                visits[b, i, labels[b, i]] += 1
+                totals[b, sweep, labels[b, i]] += 1
         _clear(ptr, source, edges[b], labels[b], table)
+
+
+@_compiled
+def _log_joint(inputs, table, edges, labels):
+    single, ptr, source, attention, alpha, total, _, likelihood = inputs
+    each, every, found, product = _each(inputs), table.shape[1] - 1, 0.0, 1.0
+    for i in range(len(ptr) - 1):
+        e, k = edges[i], labels[i]
+        j = source[e]
+        if len(single):
+            part = (alpha[e, 0] + table[j, k]) / (total[e] + table[j, every])
+        else:
+            above = (alpha[j, k] + table[j, k]) * likelihood[e if each else i, k]
+            part = above / (total[j] + table[j, every])
+        product *= attention[e] * part
+        if product < 1e-200:  # a logarithm costs more than all else
+            found += np.log(product)
+            product = 1.0
+        table[j, k] += 1
+        table[j, every] += 1
+    _clear(ptr, source, edges, labels, table)
+    return found + np.log(product)
+
+
+@_compiled
+def _factor(start, end, steps):
+    # Of equal steps of logarithms. What is zero at the start stays zero.
+    factor = np.ones_like(start)
+    for i, value in np.ndenumerate(start):
+        if value > 0:
+            factor[i] = (end[i] / value) ** (1 / steps)
+    return factor
+
+
+@_compiled
+def _anneal(first, last, inputs, table, ends, uniforms, edges, labels, gains, rises,
+            counts):  # fmt: skip
+    # The second half of the sweeps in reverse.
+    single, ptr, source = inputs[:3]
+    size = len(uniforms)
+    for b in range(first, last):
+        start, end = _of(b, inputs), _of(b, ends)
+        one = (start.attention.copy(), start.alpha.copy(), start.total.copy(), start.labels)
+        now = _Inputs(single, ptr, source, *one, start.likelihood.copy())
+        steps = (
+            _factor(start.attention, end.attention, size + 1),
+            _factor(start.alpha, end.alpha, size + 1),
+            _factor(start.total, end.total, size + 1),
+            _factor(start.likelihood, end.likelihood, size + 1),
+        )
+        at, to = edges[b], labels[b]
+        below, rises[b] = _log_joint(start, counts, at, to), -_log_joint(end, counts, at, to)
+        gains[b] = below + rises[b]
+        _count(ptr, source, at, to, table)
+        for sweep in range(size):
+            gains[b] -= below
+            now.attention[:] *= steps[0]
+            now.alpha[:] *= steps[1]
+            now.total[:] *= steps[2]
+            now.likelihood[:] *= steps[3]
+            gains[b] += _log_joint(now, counts, at, to)
+            _rows(True, 1 if 2 * sweep < size else -1, now, table, uniforms[sweep, b], at, to, ())
+            below = _log_joint(now, counts, at, to)
+        above = _log_joint(end, counts, at, to)
+        gains[b] += above - below
+        rises[b] += above
+        _clear(ptr, source, at, to, table)
 
 
 @_compiled
@@ -320,6 +396,17 @@ def sweep(rows, entries, draw, uniforms):
     totals = np.zeros((num_draws, num_sweeps, entries.num_classes), np.int32)
     outputs = edges, labels, visits, totals
     _run(_sweep, rows, entries, num_draws, _array(uniforms), *outputs, sweeps=num_sweeps)
+    return map(torch.from_numpy, outputs)
+
+
+@opaque
+def anneal(rows, start, end, draw, uniforms):
+    """See :func:`pyro_nmm.ops.annealing.anneal`. Cost: :math:`O(S B E C)`."""
+    edges, labels = (_array(t).copy() for t in draw[:2])
+    outputs = edges, labels, np.empty(len(edges)), np.empty(len(edges))
+    size = (rows.num_sources, end.num_classes + 1)
+    _run(_anneal, rows, start, len(edges), _inputs(rows, end), _array(uniforms), *outputs,
+         sweeps=len(uniforms), scratch=lambda first: (np.zeros(size, np.int32),))  # fmt: skip
     return map(torch.from_numpy, outputs)
 
 

@@ -20,6 +20,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.ops import gibbs, score_costs
+from pyro_nmm.ops.annealing import Annealed, anneal
 from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import Draw, Entries, entries_of, predictive
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
@@ -139,6 +140,16 @@ class InOrder(GraphDistribution):
         if impossible.any():
             raise ValueError("value must hold choices of neighbours, and labels of the field")
         return entries, draw, shape
+
+    @torch.no_grad()
+    def anneal(self, value: Tensor, end: "InOrder", num_sweeps: int = 2) -> Annealed:
+        """Samples carried to the parameters of ``end``, which has the same ``order``, see
+        :mod:`pyro_nmm.ops.annealing`: samples, and weights of the batch shape."""
+        entries, draw, shape = self._chains(value)
+        found = anneal(self.rows, entries, end._constants(shape), draw, num_sweeps)
+        value = self._columns(found.states).index_select(-1, self._row_of)
+        value = value.view(*shape, *self.event_shape)
+        return Annealed(value, found.gain.view(shape), found.rise.view(shape))
 
     def path_likelihood(
         self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3

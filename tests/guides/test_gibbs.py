@@ -16,10 +16,11 @@ from pyro.infer.mcmc import RandomWalkKernel
 from pyro.ops.stats import effective_sample_size
 from scipy.special import logsumexp
 from scipy.stats import norm
+from shared_fixtures import COMPILED
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional, backend
 from pyro_nmm.guides import FieldGibbs
-from pyro_nmm.guides.random_walk import RandomWalk
+from pyro_nmm.guides.proposals import MOST, Proposals
 from pyro_nmm.models import nmm, node_plate
 
 SQUARE = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3, 3, 0], [1, 0, 2, 1, 3, 2, 0, 3]]), 4)
@@ -28,6 +29,7 @@ PROBS = torch.tensor([[0.5, 0.5], [0.3, 0.7], [0.6, 0.4], [0.5, 0.5]], dtype=tor
 OBSERVED = torch.tensor([True, True, False, True])
 MOTIONS = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 0], [1, 1, 1, 1], [1, 1, 1, 0]])
 X = torch.tensor([2.1, 1.4, -0.9, 1.2], dtype=torch.double)
+Y = MOTIONS[2]
 TWO_X = torch.stack([X, -X.flip(0)])
 KEPT = torch.eye(2, dtype=torch.double) * 0.8 + 0.1
 SWAPS = torch.arange(2).repeat(SQUARE.num_edges, 1)
@@ -101,6 +103,13 @@ def two_fields():
     pyro.sample("x", dist.Normal(1.0 * first + second - 1, 0.5).to_event(1), obs=X)
 
 
+def two_observed():
+    size = kappa()
+    for name in "ab":
+        with scope(prefix=name):
+            nmm(SQUARE, size * PROBS, LOOKS, Y, collapsed=True)
+
+
 def no_parents():
     y = nmm(SQUARE, PROBS, LOOKS, collapsed=True)
     pyro.sample("x", dist.Normal(2.0 * y - 1, 1.0).to_event(1), obs=X)
@@ -151,14 +160,15 @@ PROGRAMS = {
     "latent plate": (latent_plate, lambda size: sum(of_x(x, size) for x in TWO_X)),
     "local latents": (local_latents, lambda size: of_x(X, size)),
     "two fields": (two_fields, of_two_fields),
+    "two observed fields": (two_observed, lambda size: 2 * of_labels(Y, size)),
 }
 #: What `make quick` runs too.
 QUICK = {"attended"}
 
 
 def run(model, num_samples, kernel=RandomWalkKernel, warmup_steps=60, **options):
-    # Few particles: their estimates are noisy, so a wrong use of them would show.
-    gibbs = FieldGibbs(model, kernel, num_sweeps=5, num_particles=4)
+    # Few sweeps: weights are noisy, so a wrong use of them would show.
+    gibbs = FieldGibbs(model, kernel, num_sweeps=4, num_moves=2)
     chains = MCMC(gibbs, num_samples, warmup_steps, disable_progbar=True, **options)
     chains.run()
     return chains
@@ -259,57 +269,99 @@ def test_start(kernel):
         gibbs.cleanup()
 
 
-@pytest.mark.parametrize("name", ["uncollapsed", "matrices", "latent uncollapsed"])
-def test_particles_estimate_the_density_of_parameters(name):
-    """Unbiased with new particles; with a draw of the posterior among them, its inverse is."""
-    model, likelihood = PROGRAMS[name]
-    gibbs = FieldGibbs(model, RandomWalkKernel, num_sweeps=3, num_particles=3)
+def ends(kind, data, sizes=(3.0, 0.2)):
+    """Conditionals at two concentrations and attentions, in one order."""
+    order = torch.tensor([2, 0, 3, 1])
+    return [kind(SQUARE, size * PROBS, size * LOOKS, data, order=order) for size in sizes]
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_weights_of_annealing(latent):
+    """Their mean is a ratio of likelihoods; and the way back is the same from the other end."""
+    evidence = torch.stack([-X, X], -1)
+    start, end = ends(*((EvidenceConditional, evidence) if latent else (OrderedConditional, Y)))
+    labels = np.array([[label >> node & 1 for node in range(4)] for label in range(16)])
+    seen, logs = evidence.numpy()[np.arange(4), labels].sum(1), []
+    for size in (3.0, 0.2):
+        found = oracle.of_hood(SQUARE, size * PROBS, size * LOOKS)
+        log = found.log_prob[[found.index(row) for row in labels]]
+        logs.append(logsumexp(log + seen) if latent else found.log_prob[found.index(Y)])
+    flows = []
+    for here, there, ratio in ((start, end, logs[1] - logs[0]), (end, start, logs[0] - logs[1])):
+        draws = here.sweep(here.sample((60_000,)), 10)
+        first = [q.log_terms(draws).sum(-1) + q.log_prob(draws) for q in (here, there)]
+        moved, gain, rise = here.anneal(draws, there, 2)
+        last = there.log_terms(moved).sum(-1) + there.log_prob(moved)
+        torch.testing.assert_close(rise, last - first[1])
+        log_weight = gain + first[1] - first[0] - ratio
+        weight = log_weight.exp()
+        error = weight.std() / len(weight) ** 0.5
+        assert abs(weight.mean() - 1) < 4.5 * error < 0.2
+        # How often a node that chooses itself has another that does after an accepted move.
+        choices = [states[:, 0] if latent else states for states in (draws, moved)]
+        own = [(c == torch.arange(4)).double() for c in choices]
+        accepted = log_weight.clamp(max=0).exp()
+        flows.append(torch.einsum("bi, bj, b -> bij", *own, accepted))
+    there, back = flows[0], flows[1].mT
+    error = (there.var(0) / len(there) + back.var(0) / len(back)).sqrt()
+    assert ((there.mean(0) - back.mean(0)) / error).square().sum() < 60
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_annealing_without_compiled_loops(latent, kernels, monkeypatch):
+    given = (EvidenceConditional, torch.stack([-X, X], -1)) if latent else (OrderedConditional, Y)
+    (start, end), found = ends(*given), []
+    draws = start.sample((50,))
+    for _ in range(2):
+        torch.manual_seed(0)
+        found.append(start.anneal(draws, end, 3))
+        monkeypatch.setattr(backend, "compiled", COMPILED)
+    assert torch.equal(found[0].states, found[1].states)
+    assert found[0].rise.abs().max() > 0
+    torch.testing.assert_close(found[0][1:], found[1][1:])
+
+
+def test_fields_that_move_together():
+    gibbs = FieldGibbs(two_fields, RandomWalkKernel)
     gibbs.setup(0)
-    params = {"kappa": torch.tensor(-0.5)}  # the logarithm
-    exact = likelihood(np.exp(-0.5)) + norm.logpdf(-0.5)
-    new, kept = [], []
-    for _ in range(300):
-        new.append(gibbs._estimate(params, keep=False))
-    for _ in range(300):
-        gibbs._sweep(gibbs._constrained(params))
-        kept.append(gibbs._estimate(params, keep=True))
-    check((torch.stack(new) - exact).exp(), 1.0)
-    check((exact - torch.stack(kept)).exp(), 1.0)
-
-
-@pytest.mark.parametrize(
-    ("model", "num_particles", "useful"),
-    [(uncollapsed, 4, True), (uncollapsed, 0, False), (two_fields, 4, False)],
-)
-def test_programs_with_joint_moves(model, num_particles, useful):
-    gibbs = FieldGibbs(model, RandomWalkKernel, num_particles=num_particles)
+    assert [len(names) for names in gibbs._groups] == [1, 1]
+    gibbs = FieldGibbs(two_observed, RandomWalkKernel)
     gibbs.setup(0)
-    assert gibbs._walk.useful == useful
+    assert [len(names) for names in gibbs._groups] == [2]
 
 
-def test_many_parameters_have_no_joint_moves():
+@pytest.mark.parametrize(("size", "number"), [(MOST - 1, 2), (MOST, 0)])
+def test_many_parameters_have_no_joint_moves(size, number):
     def program():
-        weights = pyro.sample("weights", dist.Normal(torch.zeros(101), 0.1).to_event(1))
+        weights = pyro.sample("weights", dist.Normal(torch.zeros(size), 0.1).to_event(1))
         field(MOTIONS[0], collapsed=True)
         pyro.factor("near zero", -weights.square().sum())
 
-    gibbs = FieldGibbs(program, RandomWalkKernel)
+    gibbs = FieldGibbs(program, RandomWalkKernel, num_moves=2)
     gibbs.setup(0)
-    assert not gibbs._walk.useful
+    assert gibbs._moves == number  # kappa is one more parameter
     assert gibbs.sample(gibbs.initial_params)["c"].shape == (4,)
 
 
-def test_joint_moves_end_where_none_is_accepted():
-    walk = RandomWalk(warmup_steps=40)
-    params = {"kappa": torch.tensor(0.5), "beta": torch.zeros(2)}
-    for _ in range(40):
-        assert walk.propose(params)["beta"].shape == (2,)
-        assert not walk.decide(params, torch.tensor(-1e4))
-    assert not walk.useful
-    walk = RandomWalk(warmup_steps=0)
-    assert walk.decide(params, torch.tensor(0.0))
-    assert not walk.decide(params, torch.tensor(torch.nan))
-    assert walk.useful
+def test_proposals():
+    """They keep a normal distribution of three parameters, whatever a warm-up has met."""
+    root, mean = torch.tensor([[2.0, 0.0, 0.0], [1.0, 0.5, 0.0], [0.3, -0.2, 1.0]]), torch.ones(3)
+    target = dist.MultivariateNormal(mean, scale_tril=root)
+    params, proposals, kept = {"a": torch.zeros(2), "b": torch.zeros(())}, Proposals(400), []
+
+    def log_prob(params):
+        return target.log_prob(torch.cat([params["a"], params["b"][None]]))
+
+    for step in range(4400):
+        new, log_ratio = proposals.propose(params)
+        if proposals.decide(params, log_ratio + log_prob(new) - log_prob(params)):
+            params = new
+        kept += [torch.cat([params["a"], params["b"][None]])] if step >= 400 else []
+    draws = torch.stack(kept)
+    for part, exact, square in zip(draws.T, mean, (root @ root.T).diagonal(), strict=True):
+        assert check(part, exact) < 0.1 * square.sqrt()
+        check((part - exact).square(), square)
+    assert not proposals.decide(params, torch.tensor(torch.nan))
 
 
 def thinned():

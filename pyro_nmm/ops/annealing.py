@@ -1,0 +1,125 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+r"""Annealing [1] of choices from some parameters to others.
+
+The logarithms of attention and concentrations, and the evidence, move in equal steps. With
+:math:`f_k` the joint probability at step :math:`k`, and a sweep at each,
+
+.. math::
+
+    \log w = \sum_{k=1}^{K+1} \log \frac{f_k(c_{k-1})}{f_{k-1}(c_{k-1})} , \qquad
+    E[w] = \frac{p(y \mid \theta_{K+1})}{p(y \mid \theta_0)} .
+
+The second half of the sweeps takes the rows in reverse. So the way back is the same procedure from
+the other end, and :math:`w` is a Metropolis ratio of parameters and choices together [2].
+
+[1] Radford M. Neal (2001) "Annealed importance sampling", Statistics and Computing 11,
+https://doi.org/10.1023/A:1008923215028.
+[2] Radford M. Neal (2005) "Taking Bigger Metropolis Steps by Dragging Fast Variables",
+https://arxiv.org/abs/math/0502099.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_nmm import backend
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops.counts import ranks
+from pyro_nmm.ops.entries import Draw, Entries, shift_evidence
+from pyro_nmm.ops.gibbs import sweep
+from pyro_nmm.ops.sampling import uniforms_of
+
+
+class Annealed(NamedTuple):
+    """``B`` draws after annealing, and their weights ``(B,)``."""
+
+    states: Any  #: the last draw
+    #: How much the log weight is above its value without sweeps, log f_end(c_0) - log f_start(c_0).
+    gain: Tensor
+    rise: Tensor  #: log f_end of the last draw, above that of the first
+
+
+@torch.no_grad()
+def anneal(
+    rows: Neighborhood, start: Entries, end: Entries, draw: Draw, num_sweeps: int
+) -> Annealed:
+    """Draws carried to other parameters. Cost: as of ``num_sweeps``, or one more if it is odd."""
+    num_sweeps += num_sweeps % 2
+    start, end = (
+        shift_evidence(rows, entries.map(lambda t: t.double() if t.is_floating_point() else t))[0]
+        for entries in (start, end)
+    )
+    uniforms = uniforms_of(rows, num_sweeps, len(draw.edges))
+    if loops := backend.loops_on(rows.device):
+        edges, labels, gain, rise = loops.anneal(rows, start, end, draw, uniforms)
+        return Annealed(Draw(edges, labels), gain, rise)
+    below, first = start, _log_joint(rows, end, draw)
+    gain = _log_joint(rows, start, draw) - first
+    for k in range(num_sweeps):
+        if 2 * k == num_sweeps:
+            back = rows.take(torch.arange(rows.num_rows, device=rows.device).flip(0))
+            start, end, below = (_reverse(rows, back, part) for part in (start, end, below))
+            draw = Draw(_inverse(back.within)[draw.edges].flip(1), draw.labels.flip(1))
+            rows, uniforms = back, uniforms.flip(-1)
+        above = _between(start, end, (k + 1) / (num_sweeps + 1))
+        gain += _log_joint(rows, above, draw) - _log_joint(rows, below, draw)
+        draw = sweep(rows, above, draw, uniforms[k : k + 1]).draw
+        below = above
+    last = _log_joint(rows, end, draw)
+    gain += last - _log_joint(rows, below, draw)
+    draw = Draw(rows.within[draw.edges].flip(1), draw.labels.flip(1))
+    return Annealed(draw, gain, last - first)
+
+
+def _inverse(permutation: Tensor) -> Tensor:
+    places = torch.arange(len(permutation), device=permutation.device)
+    return torch.empty_like(permutation).scatter_(0, permutation, places)
+
+
+def _reverse(rows: Neighborhood, back: Neighborhood, entries: Entries) -> Entries:
+    """Entries of the rows in reverse."""
+    by_edge = entries.data.shape[1] == rows.num_edges
+    data = entries.data[:, back.within] if by_edge else entries.data.flip(1)
+    log_attention, alpha, total = entries[:3]
+    if entries.observed:
+        alpha, total = alpha[:, back.within], total[:, back.within]
+    return Entries(log_attention[:, back.within], alpha, total, data, entries.num_classes)
+
+
+def _log_joint(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
+    """``(B,)``: the log-probability of choices, labels and evidence."""
+    edges, labels = draw[:2]
+    choices, size = rows.source[edges], entries.num_classes
+    same, every = ranks(choices, labels, rows.num_sources, size)
+
+    def at(table: Tensor, place: Tensor) -> Tensor:
+        return table.flatten(1).expand(len(place), -1).gather(1, place)
+
+    if entries.observed:
+        above, below = at(entries.alpha, edges), at(entries.total, edges)
+        seen = torch.zeros((), dtype=above.dtype, device=above.device)
+    else:
+        by_edge = entries.data.shape[1] == rows.num_edges
+        place = edges if by_edge else torch.arange(rows.num_rows, device=rows.device)
+        above, below = at(entries.alpha, choices * size + labels), at(entries.total, choices)
+        seen = at(entries.data, place * size + labels)
+    odds = (above + same) / (below + every)
+    return (at(entries.log_attention, edges) + odds.log() + seen).sum(-1)
+
+
+def _between(start: Entries, end: Entries, share: float) -> Entries:
+    def mix(first: Tensor, last: Tensor) -> Tensor:
+        return (1 - share) * first + share * last
+
+    def mix_logs(first: Tensor, last: Tensor) -> Tensor:
+        return first * (last / first).pow(share)
+
+    return start._replace(
+        log_attention=mix(start.log_attention, end.log_attention),
+        alpha=mix_logs(start.alpha, end.alpha),
+        total=mix_logs(start.total, end.total),
+        data=start.data if start.observed else mix(start.data, end.data),
+    )
