@@ -150,6 +150,7 @@ class StagedPosterior(Posterior):
         return table
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: a query that would sum over labels of earlier blocks."""
         raise ValueError("with stages=1 a posterior has this query, with more it has none")
 
     condition = log_marginal = information_gain = _refuse
@@ -218,8 +219,9 @@ def as_blocks(stages: int | Tensor, known: Tensor) -> Tensor:
 
 
 def random_blocks(nodes: Tensor, number: int, seed: int = 0) -> Tensor:
-    """Blocks in random order for ``stages`` of :meth:`StackedNMM.posterior`, of equal size. Labels
-    are not read. Nodes outside of the mask are in the last block.
+    """Blocks :math:`0, \\dots, B - 1` in random order, of equal size, for ``stages`` of
+    :meth:`StackedNMM.posterior`. Labels are not read. Nodes outside of the mask are in the last
+    block. Cost: :math:`O(N)`.
 
     >>> random_blocks(torch.tensor([True, True, True, False]), number=3)
     tensor([2, 0, 1, 2])
