@@ -62,7 +62,7 @@ def anneal(
         if 2 * k == num_sweeps:
             back = rows.take(torch.arange(rows.num_rows, device=rows.device).flip(0))
             start, end, below = (_reverse(rows, back, part) for part in (start, end, below))
-            draw = Draw(_inverse(back.within)[draw.edges].flip(1), draw.labels.flip(1))
+            draw = Draw(back.within.argsort()[draw.edges].flip(1), draw.labels.flip(1))
             rows, uniforms = back, uniforms.flip(-1)
         above = _between(start, end, (k + 1) / (num_sweeps + 1))
         gain += _log_joint(rows, above, draw) - _log_joint(rows, below, draw)
@@ -72,11 +72,6 @@ def anneal(
     gain += last - _log_joint(rows, below, draw)
     draw = Draw(rows.within[draw.edges].flip(1), draw.labels.flip(1))
     return Annealed(draw, gain, last - first)
-
-
-def _inverse(permutation: Tensor) -> Tensor:
-    places = torch.arange(len(permutation), device=permutation.device)
-    return torch.empty_like(permutation).scatter_(0, permutation, places)
 
 
 def _reverse(rows: Neighborhood, back: Neighborhood, entries: Entries) -> Entries:
