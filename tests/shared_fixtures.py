@@ -27,7 +27,7 @@ NO_DEVICE = register()
 
 def pytest_collection_modifyitems(config, items):
     if not torch.cuda.is_available():  # the same tests run on the simulated device
-        items[:] = [item for item in items if "gpu" not in item.keywords]
+        items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
     no_data = pytest.mark.skip(reason="needs --data-root")
     for item in items:
         if "data" in item.keywords and config.getoption("--data-root") is None:
