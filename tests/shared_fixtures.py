@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from simulated_device import NAME, register, simulated
 
 from pyro_nmm import backend
-from pyro_nmm.ops import sampling
+from pyro_nmm.ops import sampling, two_blocks
 
 COMPILED = backend.compiled
 # No example has a time limit: the machine may do other work. The fixture ``kernels`` may serve all
@@ -70,3 +70,9 @@ def kernels(request, monkeypatch):
         monkeypatch.setitem(sampling.BLOCK, "cpu", 3)
     monkeypatch.setattr(backend, "compiled", COMPILED if request.param == "loops" else None)
     return request.param
+
+
+@pytest.fixture(params=["collapsed", "two blocks"])
+def way(request, monkeypatch):
+    """How sweeps are made: as on the processor, or as on other devices."""
+    monkeypatch.setattr(two_blocks, "runs_on", lambda device: request.param == "two blocks")
