@@ -122,7 +122,9 @@ class Chains(nn.Module):
             except ValueError as error:
                 raise ValueError(f"{OTHER}, got states of another one") from error
 
-        numbers = q.continued(self._last.get((states, rows), start), shape, self.num_sweeps)
+        # In place, so that a CUDA graph of the step goes on where it was when it runs again.
+        numbers = self._last.get((states, rows), start)
+        numbers.copy_(q.continued(numbers, shape, self.num_sweeps))
         value = q.values_of(numbers)
         new = value.view(*states.shape[:-1], rows.num_rows)
         whole = rows.num_rows == rows.num_nodes

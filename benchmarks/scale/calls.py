@@ -11,6 +11,7 @@ from statistics import median
 import pyro
 import torch
 from networkx import barabasi_albert_graph
+from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 from torch_geometric.nn import GCN
 
@@ -23,6 +24,7 @@ from pyro_nmm.models import NMMNetwork, StackedNMM
 SIZE, CLASSES, STEPS, CHAINS = 2000, 7, 4, 4
 #: Queries that are asked once before, because networks and mixtures keep what they computed.
 WARM = "network", "step", "marginals"
+#: With chains in Pyro's loss, which waits for its value three times, and without a value.
 LOSSES = {
     "step of the bound": (TraceGraph_ELBO, "reward_to_go"),
     "step with chains": (Trace_ELBO, "chains"),
@@ -53,9 +55,18 @@ def queries(at: str) -> dict[str, Callable[[], object]]:
         return partial(elbo.loss_and_grads, pair.model, pair.guide, x, places, y=y)
 
     alone = network().to(at)
+    pair = AmortizedNMM(hood, network().to(at), estimator=Chains(), name="captured")
+
+    def captured() -> None:
+        with pyro.plate("num_particles_vectorized", CHAINS, dim=-1):
+            guide = poutine.trace(pair.guide).get_trace(x, places, y=y)
+            replayed = poutine.trace(poutine.replay(pair.model, trace=guide))
+            (-replayed.get_trace(x, places, y=y).log_prob_sum() / CHAINS).backward()
+
     return {
         "networks and edge scores": lambda: sum(t.sum() for t in alone(hood, x, places)).backward(),
         **{name: step(*how) for name, how in LOSSES.items()},
+        "step with chains, no value of the loss": captured,
         "draw of q(c given y)": partial(mix.choices(y).sample, (CHAINS,)),
         "draw of q(c, u given w)": partial(latent.sample, (CHAINS,)),
         "sweep, observed labels": partial(observed.sweep, states),

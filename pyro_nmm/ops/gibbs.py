@@ -70,7 +70,7 @@ def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) ->
         return sweep(rows, entries, draw, uniforms_of(rows, num_sweeps, len(draw.edges)))
     entries, _ = shift_evidence(rows, entries)
     both, size = two_blocks.TwoBlocks.of(rows, entries), entries.num_classes
-    numbers = both.sweep(both.numbers(draw), num_sweeps).movedim(0, 1).flatten(1)
+    numbers = torch.cat(both.sweep(both.numbers(draw), num_sweeps), 1)
     edges, labels = (
         part.unflatten(1, (num_sweeps, -1)) for part in both.split(rows, entries, numbers)[:2]
     )

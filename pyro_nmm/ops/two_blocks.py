@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import segment
 
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
@@ -78,9 +77,9 @@ class TwoBlocks(NamedTuple):
         return draw.edges if self.size == 1 else draw.edges * self.size + draw.labels
 
     @torch.no_grad()
-    def sweep(self, numbers: Tensor, num_sweeps: int) -> Tensor:
-        """``(S, B, num_rows)``: entries after each sweep of chains at entries ``(B, num_rows)``, in
-        15 calls a sweep. Cost: :math:`O(S B (E K + M W))`."""
+    def sweep(self, numbers: Tensor, num_sweeps: int) -> list[Tensor]:
+        """``(B, num_rows)`` each: entries after each sweep of chains at such entries, in 15 calls a
+        sweep. Cost: :math:`O(S B (E K + M W))`."""
         (num_sources, width), number = self.alpha.shape[:2], len(numbers)
         cells, num_entries = num_sources * width, len(self.row)
         zeros = self.alpha.new_zeros(cells, number)
@@ -98,12 +97,12 @@ class TwoBlocks(NamedTuple):
                 gamma = torch._standard_gamma(shape + 1).log_()
                 log_z = gamma.addcdiv_(noise[k, :cells].view_as(shape), shape, value=-1)
                 score = self._of_entries(log_z.log_softmax(1).flatten(0, 1)) + races[k]
-                top = segment(score, self.ptr, reduce="max")
+                top = torch.segment_reduce(score, "max", offsets=self.ptr, axis=0)
                 wins = score >= top.index_select(0, self.row[:, 0])
                 # Ties, and numbers that are none, must leave an entry of the row.
-                state = first.scatter_reduce(0, row, place.where(wins, 0), "amax")
+                state = first.scatter_reduce(0, row, place * wins, "amax")
                 states.append(state.T)
-        return torch.stack(states)
+        return states
 
     def _at(self, numbers: Tensor) -> Tensor:
         """Keys of entries ``(num_rows, B)``."""
