@@ -61,7 +61,8 @@ class Chains(nn.Module):
     One sweep is often enough, because a step moves parameters little: on 20,000 nodes with two
     labels five sweeps changed log kappa by less than its standard deviation
     (``docs/results/estimators.md``). Take more if a guide draws parameters with a large variance,
-    or if ``observed`` is another random batch in each step, because chains then lag behind.
+    or if ``observed`` is another random batch in each step, because chains then lag behind. A sweep
+    on a GPU changes less than a sweep on the processor, so take more there, too.
 
     :func:`~pyro_nmm.models.fit_field` has chains of its own.
     :class:`~pyro_nmm.guides.DGLFRMGuide` sums its choices out.

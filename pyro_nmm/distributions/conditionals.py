@@ -232,7 +232,7 @@ class EvidenceConditional(InOrder):
 
         :param int num_samples: ``T`` draws, or chains; ``None`` is an exact sum, for small sets.
         :param bool weighted: Weigh draws by :math:`\prod_i e^{f_i}`, exact as ``T`` grows.
-        :param int num_sweeps: ``S`` sweeps of collapsed Gibbs sampling in chains that start from
+        :param int num_sweeps: ``S`` Gibbs sweeps, see :meth:`sweep`, in chains that start from
             draws, exact as ``S`` grows. ``chains`` of the posterior has diagnostics.
         :param int num_states: Number of states, of all chains together, that the posterior keeps
             from the second half of the sweeps. Default: at most 1,024, and 2²⁴ choices.

@@ -37,6 +37,7 @@ from pyro_nmm.models import (
     MarginalField,
     NMMNetwork,
     PairwiseMRF,
+    StackedNMM,
     UNet,
     accuracy,
     grid_edges,
@@ -44,6 +45,7 @@ from pyro_nmm.models import (
     nmm,
 )
 from pyro_nmm.models.annotators import out_of_fold
+from pyro_nmm.models.stacked import fit
 from pyro_nmm.ops import sampling
 from pyro_nmm.ops.entries import evidence_entries
 from pyro_nmm.ops.gibbs import sweep
@@ -338,6 +340,23 @@ def test_calls_and_waits(device):
     for name, numbers in found.items():
         print(f"| {name} | {numbers[0]} | {numbers[1]} |")
         assert all(map(int.__le__, numbers, MOST[name])), name
+
+
+@pytest.mark.parametrize("most", [fit.FEW_EDGES, 0])
+def test_fits_of_small_graphs_run_on_the_processor(device, most, monkeypatch):
+    """The parameters come back."""
+    monkeypatch.setattr(fit, "FEW_EDGES", most)
+    hood, found = Neighborhood(EDGES, 64), []
+    scores, part = torch.randn(64, 2), torch.rand(64)
+    for place in ("cpu", device):
+        there = There(place)
+        torch.manual_seed(1)
+        values = there(hood, scores, HALF, part < 0.3, part > 0.7)
+        stacked = there(StackedNMM(2)).fit(*values, num_steps=3, refit_steps=2)
+        assert {value.device.type for value in stacked.state_dict().values()} == {place}
+        found.append({name: value.cpu() for name, value in stacked.state_dict().items()})
+    if most or device != "cuda":
+        torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("number", [1, 9])
