@@ -107,7 +107,7 @@ class TwoBlocks(NamedTuple):
     def _at(self, numbers: Tensor) -> Tensor:
         """Keys of entries ``(num_rows, B)``."""
         if self.key.shape[1] == 1:
-            return self.key[:, 0].index_select(0, numbers.flatten()).view_as(numbers)
+            return self.key[:, 0][numbers]
         return self.key.gather(0, numbers)
 
     def _of_entries(self, values: Tensor) -> Tensor:
