@@ -291,11 +291,12 @@ def large_corrected(args, results: Records) -> None:
 
 def wide_corrected(args, results: Records) -> None:
     """The same in windows of 7 x 7, where free parameters start at the network's answer."""
-    on_large(args, results, fields.grid((fields.SIZE, fields.SIZE), RADIUS), list(WIDE), in_turn)
+    windows = fields.grid((fields.SIZE, fields.SIZE), RADIUS)
+    on_large(args, results, windows, list(WIDE)[:1], in_turn)
 
 
 def on_large(args, results: Records, windows: Grid, methods: list[str], measure) -> None:
-    keys = {"task": "large, corrected", "run": args.runs, "method": methods[:1]}
+    keys = {"task": "large, corrected", "run": args.runs, "method": methods}
     known = {row["seed"]: row["log Z"] for row in pick(results.rows, task="letter")}
     options = {"steps": STEPS["large, corrected"], "draws": 256}
     for key in results.missing(**keys, kind="letter", seed=fields.SEEDS):
@@ -328,7 +329,7 @@ def measure(
         network.logits.data.copy_(given.logits)
     options = {"num_steps": steps, "lr": lr[key["method"]]}
     mix, seconds = timed(fit, field, windows, network, **options, clock=time.process_time)
-    chunk = max(4, 2**15 // field.num_nodes)
+    chunk = min(draws, max(4, 2**15 // field.num_nodes))
     bound, error = loss(mix, field, windows.order, draws, chunk)
     row = {"mean field": free.losses[0].item() + log_z, "bound": bound + log_z, "error": error}
     results.add(**key, **row, seconds={"mean field": before, "fit": seconds})
