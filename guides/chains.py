@@ -9,11 +9,13 @@ from typing import Any
 import pyro
 import torch
 from pyro.poutine.runtime import get_plates
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from pyro_nmm.arguments import check_integers
+from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.models.plates import COPIES
+from pyro_nmm.ops import two_blocks
 
 OTHER = "Chains serves one field on one graph: make another one for each"
 
@@ -59,7 +61,8 @@ class Chains(nn.Module):
     One sweep is often enough, because a step moves parameters little: on 20,000 nodes with two
     labels five sweeps changed log kappa by less than its standard deviation
     (``docs/results/estimators.md``). Take more if a guide draws parameters with a large variance,
-    or if ``observed`` is another random batch in each step, because chains then lag behind.
+    or if ``observed`` is another random batch in each step, because chains then lag behind. A sweep
+    on a GPU changes less than a sweep on the processor, so take more there, too.
 
     :func:`~pyro_nmm.models.fit_field` has chains of its own.
     :class:`~pyro_nmm.guides.DGLFRMGuide` sums its choices out.
@@ -76,6 +79,7 @@ class Chains(nn.Module):
         check_integers(1, num_sweeps=num_sweeps)
         self.num_sweeps = num_sweeps
         self.register_buffer("states", None, persistent=False)
+        self._last = LastCall()  # entries of the states that it put
 
     @torch.no_grad()
     def draw(self, q: InOrder) -> Tensor:
@@ -89,6 +93,8 @@ class Chains(nn.Module):
         rows = q.observed_rows
         event = 2 if len(q.event_shape) > 1 else 1, rows.num_nodes
         states = self._states(full if copies else [1, *full], event, rows.device)
+        if two_blocks.runs_on(rows.device) and list(shape) == [*states.shape[:-2]][-len(shape) :]:
+            return self._on_device(q, states, shape)
         flat = states.view(-1, *event)
         chain = torch.arange(math.prod(full), device=rows.device).view(full)
         chain = pyro.subsample(chain, event_dim=0).expand(shape)  # of the plates' subsamples
@@ -104,6 +110,29 @@ class Chains(nn.Module):
         self.states = states
         return value
 
+    def _on_device(self, q: InOrder, states: Tensor, shape: Size) -> Tensor:
+        """The same of all chains at once, without a wait if this is about the last step's rows."""
+        rows = q.observed_rows
+
+        def start() -> Tensor:
+            value = states.index_select(-1, rows.nodes).view(shape + q.event_shape)
+            if (value < 0).any():
+                value = value.where(value >= 0, q.expand(shape).sample())
+            try:
+                return q.numbers(value, shape)
+            except ValueError as error:
+                raise ValueError(f"{OTHER}, got states of another one") from error
+
+        # In place, so that a CUDA graph of the step goes on where it was when it runs again.
+        numbers = self._last.get((states, rows), start)
+        numbers.copy_(q.continued(numbers, shape, self.num_sweeps))
+        value = q.values_of(numbers)
+        new = value.view(*states.shape[:-1], rows.num_rows)
+        whole = rows.num_rows == rows.num_nodes
+        self.states = new if whole else states.index_copy(-1, rows.nodes, new)
+        self._last.put((self.states, rows), numbers)
+        return value.view(shape + q.event_shape)
+
     def _states(self, full: list[int], event: tuple[int, int], device: torch.device) -> Tensor:
         """The states of so many particles, or of more, ``(particles, ..., R, N)``."""
         particles, *plates = full
@@ -114,6 +143,8 @@ class Chains(nn.Module):
         if old.shape[1:] != (*plates, *event):
             got = f"states {tuple(old.shape[1:])} for {(*plates, *event)}"
             raise ValueError(f"{OTHER}, got {got}")
+        if len(old) == particles and old.device == device:
+            return old
         every = torch.arange(max(len(old), particles), device=old.device)
         every[len(old) :] = torch.randint(len(old), (len(every) - len(old),), device=old.device)
         return old[every].to(device)

@@ -212,21 +212,22 @@ class Neighborhood:
     def log_softmax(self, logits: Tensor) -> Tensor:
         r"""``(..., num_edges)``: :math:`\log L_{ij}`, over each row. NaN goes through, as below."""
         logits = self._of_edges("logits", logits)
-        top, total = self._shifted_sum(logits)
-        return logits - top.index_select(-1, self.row) - total.log().index_select(-1, self.row)
+        _, shifted, total = self._shifted_sum(logits)
+        return shifted - total.log().index_select(-1, self.row)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """``(..., num_rows)``: the logarithm of the sum of ``exp(logits)`` over each row."""
-        top, total = self._shifted_sum(self._of_edges("logits", logits))
+        top, _, total = self._shifted_sum(self._of_edges("logits", logits))
         return top + total.log()
 
     def _of_edges(self, name: str, values: Tensor) -> Tensor:
         """Values ``(..., num_edges)``. NaN goes through, because every step comes here."""
         return as_expected(name, values, ("...", self.num_edges), like=self)
 
-    def _shifted_sum(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _shifted_sum(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         top = segment(logits.detach().movedim(-1, 0), self.ptr, reduce="max").movedim(0, -1)
-        return top, self.sum((logits - top.index_select(-1, self.row)).exp())
+        shifted = logits - top.index_select(-1, self.row)
+        return top, shifted, self.sum(shifted.exp())
 
     def softmax(self, logits: Tensor) -> Tensor:
         r"""``(..., num_edges)``: :math:`L_{ij}`, the softmax of ``logits`` over each row."""

@@ -4,8 +4,8 @@
 """Cost without a clock: the numbers that operations of PyTorch write, and calls to a device."""
 
 import torch
-from simulated_device import OnDevice
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class Work(TorchDispatchMode):
@@ -54,8 +54,12 @@ WAITS = {
 }
 
 
+def _tensors(values):
+    return [t for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
+
+
 class Launches(TorchDispatchMode):
-    """``calls`` to the simulated device, but for views, and ``waits`` of the processor for it."""
+    """``calls`` to a device, but for views, and ``waits`` of the processor for it."""
 
     def __init__(self):
         super().__init__()
@@ -64,6 +68,8 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
+        if all(t.device.type == "cpu" for t in _tensors((args, kwargs, result))):
+            return result  # work of the processor itself
         name = function._schema.name.removeprefix("aten::")
         self.calls += not (function.is_view or name in ("detach", "alias", "_unsafe_view"))
         if function in (ATEN.index.Tensor, ATEN.index_put_.default):
@@ -71,9 +77,18 @@ class Launches(TorchDispatchMode):
         elif function is ATEN.repeat_interleave.Tensor:
             waits = kwargs.get("output_size") is None
         elif function is ATEN._to_copy.default:
-            away = torch.device(kwargs.get("device") or "meta").type == "cpu"
-            waits = away and isinstance(args[0], OnDevice)
+            waits = torch.device(kwargs.get("device") or "meta").type == "cpu"
         else:
             waits = function in WAITS
         self.waits += waits
+        return result
+
+
+class Capture(Launches):
+    """Refuses what a CUDA graph refuses: waits, and shapes that depend on values."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(function, types, args, kwargs)
+        if self.waits:
+            raise RuntimeError(f"{function} waits for the device")
         return result

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from simulated_device import NAME, register, simulated
 
 from pyro_nmm import backend
-from pyro_nmm.ops import sampling
+from pyro_nmm.ops import sampling, two_blocks
 
 COMPILED = backend.compiled
 # No example has a time limit: the machine may do other work. The fixture ``kernels`` may serve all
@@ -27,7 +27,7 @@ NO_DEVICE = register()
 
 def pytest_collection_modifyitems(config, items):
     if not torch.cuda.is_available():  # the same tests run on the simulated device
-        items[:] = [item for item in items if "gpu" not in item.keywords]
+        items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
     no_data = pytest.mark.skip(reason="needs --data-root")
     for item in items:
         if "data" in item.keywords and config.getoption("--data-root") is None:
@@ -70,3 +70,9 @@ def kernels(request, monkeypatch):
         monkeypatch.setitem(sampling.BLOCK, "cpu", 3)
     monkeypatch.setattr(backend, "compiled", COMPILED if request.param == "loops" else None)
     return request.param
+
+
+@pytest.fixture(params=["collapsed", "two blocks"])
+def way(request, monkeypatch):
+    """How sweeps are made: as on the processor, or as on other devices."""
+    monkeypatch.setattr(two_blocks, "runs_on", lambda device: request.param == "two blocks")

@@ -21,7 +21,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import index_to_mask
 
 from benchmarks.nodes import backbone, chosen, evaluate, load, nmm_network, node_scores
-from benchmarks.scale import paths, speed
+from benchmarks.scale import calls, paths, speed
 from benchmarks.scale.speed import seconds
 from benchmarks.shared.graphs import louvain
 from benchmarks.shared.records import RESULTS, Records, command, read
@@ -236,9 +236,11 @@ TASKS += [speed.draw, speed.step, speed.evidence, speed.growth, speed.device]
 TASKS += [speed.scale, speed.sizes, epochs, tightness]
 TASKS += [training, bound, throughput]
 TASKS += [paths.concentration, paths.sweeps, paths.path_growth]
+TASKS += [calls.calls]
 OPTIONS = {"shares": [0.05, 1.0], "samples": ([1, 8], "particles or draws"), "repeats": 30}
 OPTIONS |= {"datasets": ["cora", "pubmed"], "sizes": [10**4, 10**5], "parts": [1, 10]}
 OPTIONS |= {"batch_sizes": [20], "num_seeds": 3, "num_epochs": 400, "data_root": Path}
+OPTIONS |= {"code": ("now", "a name of the code whose calls are counted")}
 main = command(__doc__, TASKS, **OPTIONS, results=Path)
 
 if __name__ == "__main__":

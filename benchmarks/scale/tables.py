@@ -18,6 +18,7 @@ CODES = {"loop": "loop over nodes in PyTorch", "compiled": "compiled loops (CPU,
 CODES |= {"sweeps": "tensor code (any device)"}
 #: The paired difference from the whole graph: a cell of a field, digits, and a unit.
 lost = partial(against, {"way": "whole graph"}, form=lambda gap, *how: gap.spread(*how), better=1)
+NUMBERS = "calls", "waits"
 SIZES = {"nodes": "{nodes:,.0f}", "edges": "{edges:,.0f}"}
 
 
@@ -130,9 +131,15 @@ def large_graphs(files: Files) -> str:
 
 
 def devices(files: Files) -> str:
-    rows = rows_of(files["device"])
+    rows = rows_of(files["device"], task="device")
     cells = {"{:,} nodes, CPU / GPU": "{ms cpu:,.1f} / {ms cuda:,.1f}"}
     return show(rows.assign(query=ordered(rows["query"])), ["query"], cells, "nodes")
+
+
+def calls(files: Files) -> str:
+    rows = frame(files["device"], task="calls")
+    rows = rows.assign(query=ordered(rows["query"]), code=ordered(rows["code"]))
+    return show(rows, ["query"], {f"{name}, {{}}": f"{{{name}:,.0f}}" for name in NUMBERS}, "code")
 
 
 def epochs(files: Files) -> str:
@@ -292,7 +299,7 @@ def growth_figure(files: Files) -> Figure:
 
 
 NOISE = gradient_variance, estimator_noise, draws_of_marginals, particles_of_likelihood
-SPEED = draws, steps, evidence_steps, growth, scale, large_graphs, devices, epochs, tightness
+SPEED = draws, steps, evidence_steps, growth, scale, large_graphs, devices, calls, epochs, tightness
 PATHS = concentrations, path_sweeps, path_growth
 TABLES = NOISE + SPEED + PATHS + chains.TABLES + inference.TABLES
 TABLES += batch_training, batch_bounds, batch_throughput

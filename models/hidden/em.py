@@ -29,7 +29,7 @@ from pyro_nmm.models.hidden.field import (
     without_relabel,
 )
 from pyro_nmm.ops.entries import Draw, Entries, evidence_entries
-from pyro_nmm.ops.gibbs import SweepRecord, Sweeps, left_out, sweep
+from pyro_nmm.ops.gibbs import SweepRecord, Sweeps, left_out, sweeps
 from pyro_nmm.ops.sampling import draw_entries
 
 
@@ -147,7 +147,7 @@ def sample_field(
     terms = chains.terms(prior, values)
     draw = draw_entries(hood, terms, chains.uniforms())
     for _ in range(num_sweeps):
-        draw = sweep(hood, terms, draw, chains.uniforms(1)).draw
+        draw = sweeps(hood, terms, draw, 1).draw
     score = left_out(hood, terms, draw).mean().item()
     return chains.sample(_State(prior, values, draw, score), num_draws)
 
@@ -270,7 +270,7 @@ class FieldChains:
         pairs = zip(draw.labels, values, strict=True)
         values = [self.emission.draw(self.data, labels, old) for labels, old in pairs]
         terms = evidence_entries(*prior, torch.stack([self.evidence(drawn) for drawn in values]))
-        return values, terms, sweep(self.hood, terms, draw, self.uniforms(num_sweeps))
+        return values, terms, sweeps(self.hood, terms, draw, num_sweeps)
 
     @torch.no_grad()
     def sample(self, state: _State, num_draws: int) -> HiddenField:
@@ -324,7 +324,7 @@ class _Start(nn.Module):
             return 1 / max(1, step + 1 - half)
 
         def backward(step: int) -> float:
-            swept = sweep(chains.hood, self._terms(), self._draw, chains.uniforms(2))
+            swept = sweeps(chains.hood, self._terms(), self._draw, 2)
             self._draw, visits = swept.draw, swept.visits.sum(0).to(self._probs)
             share = visits / visits.sum(-1, keepdim=True)
             self._probs = self._probs + gain(step) * (share - self._probs)

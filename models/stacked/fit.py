@@ -42,6 +42,11 @@ PAIRS, LABELS = 10, 5
 #: reported the NLL of all test labels is .600 a node with none, .591 with these and with twice as
 #: many, and .590 with four times as many. Few labels are held out, so the best number is noise.
 NEARLY = 0.5
+#: Edges of a fold up to which a fit on a device runs on the processor, because each of its many
+#: small calls costs a device more. Times of docs/results/speed.md, linear in the edges, cross near
+#: it. A fit of twice as many edges would take about half as long again there, and a fit of half as
+#: many a quarter longer on the device.
+FEW_EDGES = 50_000
 #: Draws of the parameters, in pairs of opposite deviations from the fit.
 NUM_DRAWS = 16
 #: Change of a parameter in a difference quotient, in double precision.
@@ -166,6 +171,12 @@ class Fold:
         labels = self.y[kept], self.observed[kept], self.held_out[kept]
         return Fold(near, self.inputs[..., kept, :], weight, *labels)
 
+    def cpu(self) -> "Fold":
+        """The same on the processor."""
+        weight = None if self.edge_weight is None else self.edge_weight.cpu()
+        labels = self.y.cpu(), self.observed.cpu(), self.held_out.cpu()
+        return Fold(self.hood.to("cpu"), self.inputs.cpu(), weight, *labels)
+
 
 def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: int) -> list[Fold]:
     """Folds of the held-out nodes, each given the other known labels."""
@@ -173,6 +184,11 @@ def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: i
     nodes = shuffled(nodes) if num_folds > 1 else nodes
     parts = [nodes[k::num_folds] for k in range(min(num_folds, len(nodes)))]
     return [Fold.of(formula, data, index_to_mask(part, len(held_out))) for part in parts]
+
+
+def is_small(fold: Fold) -> bool:
+    """Whether a fit on a device is faster on the processor."""
+    return fold.hood.device.type != "cpu" and fold.hood.num_edges <= FEW_EDGES
 
 
 def some_of(mask: Tensor, most: int) -> Tensor:
@@ -235,13 +251,22 @@ def fit_folds(
     options: FitOptions, agree: float,
 ) -> tuple[Tensor, Evidence | None]:  # fmt: skip
     """Fit values to held-out nodes, or a copy of the graph a fold; draws of them, and evidence."""
+    part = torch.zeros(0, dtype=torch.long)
     if len(copies) == 1:
         folds = folds_of(formula, *copies[0], options.num_folds)
     else:
         union, part = side_by_side([Fold.of(formula, data, out) for data, out in copies])
         folds = [union]
+    whole = formula
+    if all(map(is_small, folds)):
+        folds = [fold.cpu() for fold in folds]
+        formula = formula.copied(folds[0].inputs)
+        part = part.cpu()
     maximise(formula, priors, folds, options)
     draws = deviations(formula, priors, folds)
+    with torch.no_grad():
+        for name, value in whole.values.items():
+            value.copy_(formula.values[name])
     fold, share = folds[0], formula.share
     if formula.temperature is None or len(folds) > 1 or int(fold.held_out.sum()) == 1:
         return draws, None

@@ -97,11 +97,19 @@ class OrderedConditional(InOrder):
         y, arrangement = check_labels(hood, y, hood.num_nodes), (observed, order, estimator)
         self.channel = parameters.channel
         super().__init__(parameters, y.shape[:-1], arrangement, validate_args=validate_args)
-        labels = y.index_select(-1, self.rows.nodes)
+        self._y = y
         if self._validate_args:
-            check_label_range(self.rows, labels, self.num_classes)
-        #: The labels that choices count for: ``(..., n)`` of rows, or of edges where these relabel.
-        self.labels = self._data = self.channel.of(self.rows.edge).borrowed(self.rows, labels)
+            rows = self.observed_rows
+            check_label_range(rows, y.index_select(-1, rows.nodes), self.num_classes)
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels that choices count for: ``(..., n)``, of edges if these relabel."""
+        return self._data
+
+    def _data_of(self, rows: Neighborhood) -> Tensor:
+        labels = self._y.index_select(-1, rows.nodes)
+        return self.channel.of(rows.edge).borrowed(rows, labels)
 
     log_labels = InOrder.log_terms
 
@@ -177,9 +185,11 @@ class EvidenceConditional(InOrder):
         self.evidence, self.relabels, self._last_values = evidence, relabels, LastCall()
         arrangement, shape = (observed, order, estimator), evidence.shape[:-2]
         super().__init__(parameters, shape, arrangement, (2,), validate_args=validate_args)
-        self._data = self._of_rows(self.rows, evidence)
         if self._validate_args:
-            check_possible(self.rows, self._data)
+            check_possible(self.observed_rows, self._data_of(self.observed_rows))
+
+    def _data_of(self, rows: Neighborhood) -> Tensor:
+        return self._of_rows(rows, self.evidence)
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
@@ -222,7 +232,7 @@ class EvidenceConditional(InOrder):
 
         :param int num_samples: ``T`` draws, or chains; ``None`` is an exact sum, for small sets.
         :param bool weighted: Weigh draws by :math:`\prod_i e^{f_i}`, exact as ``T`` grows.
-        :param int num_sweeps: ``S`` sweeps of collapsed Gibbs sampling in chains that start from
+        :param int num_sweeps: ``S`` Gibbs sweeps, see :meth:`sweep`, in chains that start from
             draws, exact as ``S`` grows. ``chains`` of the posterior has diagnostics.
         :param int num_states: Number of states, of all chains together, that the posterior keeps
             from the second half of the sweeps. Default: at most 1,024, and 2²⁴ choices.

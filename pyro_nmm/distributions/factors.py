@@ -10,7 +10,7 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.arguments import check_ids, expect
+from pyro_nmm.arguments import check_range, expect
 from pyro_nmm.caching import derived
 from pyro_nmm.concentrations import (
     Concentrations,
@@ -139,7 +139,7 @@ class ChosenLabels(GraphDistribution):
     ) -> None:  # fmt: skip
         if not isinstance(alpha, OrdinalConcentrations):
             alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
-        check_ids("choices", untracked(choices)[0][0], ("...", "n"), alpha.shape[-2])
+        expect("choices", untracked(choices)[0][0], ("...", "n"), kind="ids")
         if alpha.shape[-1] < 2:
             raise ValueError(f"alpha must have C >= 2 labels, got {tuple(alpha.shape)}")
         self.channel = check_permutations(relabel, choices, alpha.shape[-1])
@@ -148,6 +148,8 @@ class ChosenLabels(GraphDistribution):
         self.alpha, self.choices, self.num_labels = alpha, choices, choices.shape[-1]
         self.num_sources, self.num_classes = alpha.shape[-2:]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)
+        if self._validate_args or choices.device.type == "cpu":  # a GPU would wait for the check
+            check_range("choices", untracked(choices)[0][0], self.num_sources)
         if self._validate_args:
             check_alpha(alpha)
             untracked(self.channel)[0][0].check_values()

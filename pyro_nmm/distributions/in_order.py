@@ -15,14 +15,23 @@ from torch import Size, Tensor
 from pyro_nmm.arguments import as_expected, as_member, check_integers
 from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
+from pyro_nmm.concentrations import written_out
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
-from pyro_nmm.ops import gibbs, score_costs
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops import gibbs, score_costs, two_blocks
 from pyro_nmm.ops.annealing import Annealed, anneal
 from pyro_nmm.ops.counts import on_edges
-from pyro_nmm.ops.entries import Draw, Entries, entries_of, predictive
+from pyro_nmm.ops.entries import (
+    Draw,
+    Entries,
+    entries_of,
+    evidence_entries,
+    predictive,
+    shift_evidence,
+)
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 from pyro_nmm.provenance import untracked
 
@@ -32,7 +41,6 @@ class InOrder(GraphDistribution):
 
     shown = "observed_rows", "num_classes", "estimator"
     alpha: Any  #: a table if labels are latent
-    _data: Tensor  #: observed labels or evidence of ``rows``
 
     def __init__(
         self,
@@ -46,15 +54,8 @@ class InOrder(GraphDistribution):
         self.hood, (observed, order, estimator) = parameters.hood, arrangement
         self.observed_rows = self.hood.restrict(observed)
         size = self.observed_rows.num_rows
-        if order is None:
-            self._position = torch.randperm(size, device=self.hood.device)
-        else:
+        if order is not None:
             self._position = order_to_rows(self.observed_rows, order)
-        places = torch.arange(size, device=self.hood.device)
-        self._row_of = torch.empty_like(places).scatter_(0, self._position, places)
-        #: The observed rows in the order of the draw.
-        self.rows = self.observed_rows.take(self._position, self.observed_rows.num_edges)
-        self.order = self.rows.nodes  #: ``(n,)`` observed node ids in the order of the draw
         self.estimator = as_member(score_costs.ScoreEstimator, estimator=estimator)
         self.alpha, self.logits = parameters.alpha, parameters.logits
         self.num_classes = parameters.num_classes
@@ -64,6 +65,39 @@ class InOrder(GraphDistribution):
         super().__init__(*shapes, validate_args=validate_args)
         if self._validate_args:
             parameters.check_values()
+
+    @derived
+    def _position(self) -> Tensor:
+        # Sweeps in two blocks need no order.
+        return torch.randperm(self.observed_rows.num_rows, device=self.hood.device)
+
+    @derived
+    def _row_of(self) -> Tensor:
+        places = torch.arange(self.observed_rows.num_rows, device=self.hood.device)
+        return torch.empty_like(places).scatter_(0, self._position, places)
+
+    @derived
+    def rows(self) -> Neighborhood:
+        """The observed rows in the order of the draw."""
+        return self.observed_rows.take(self._position, self.observed_rows.num_edges)
+
+    @property
+    def order(self) -> Tensor:
+        """``(n,)`` observed node ids in the order of the draw."""
+        return self.rows.nodes
+
+    @derived
+    def _data(self) -> Tensor:
+        """Observed labels or evidence of :attr:`rows`."""
+        return self._data_of(self.rows)
+
+    def expand(self, batch_shape, _instance=None):
+        _ = self.rows  # in the same order
+        return super().expand(batch_shape, _instance)
+
+    @abstractmethod
+    def _data_of(self, rows: Neighborhood) -> Tensor:
+        """Observed labels or evidence of rows or of their edges."""
 
     @abstractmethod
     def _columns(self, draw: Draw) -> Tensor:
@@ -102,9 +136,12 @@ class InOrder(GraphDistribution):
 
     @torch.no_grad()
     def sweep(self, value: Tensor, num_sweeps: int = 1) -> Tensor:
-        r"""Samples continued by sweeps of collapsed Gibbs sampling, in which each row is drawn anew
-        given all others. They leave :math:`p(c \mid y)`, or :math:`p(c, u \mid w)`, as it is: draws
-        of :math:`q` become draws of it as ``num_sweeps`` grows.
+        r"""Samples continued by Gibbs sweeps, which leave :math:`p(c \mid y)`, or :math:`p(c, u
+        \mid w)`, as it is: draws of :math:`q` become draws of it as ``num_sweeps`` grows.
+
+        On the processor a sweep is collapsed: each row is drawn anew given all others. On other
+        devices label distributions are drawn given choices, then all choices at once given these,
+        which takes fewer calls and more sweeps.
 
         >>> from pyro_nmm import NeighborMixture
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
@@ -120,12 +157,55 @@ class InOrder(GraphDistribution):
         shape, kind = ("...", *self.event_shape), "integers"
         value = as_expected("value", value, shape, kind=kind, like=self.hood).long()
         (value,), provenance = untracked(value)
+        if two_blocks.runs_on(self.hood.device):
+            shape = self._shape_of(value)
+            swept = self.values_of(self.continued(self.numbers(value, shape), shape, num_sweeps))
+            return track_provenance(swept.view(*shape, *self.event_shape), provenance)
         entries, draw, shape = self._chains(value)
         for part in blocks(num_sweeps, draw.edges.numel()):
             uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
             draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
         swept = self._columns(draw).index_select(-1, self._row_of)
         return track_provenance(swept.view(*shape, *self.event_shape), provenance)
+
+    @torch.no_grad()
+    def numbers(self, value: Tensor, shape: Size) -> Tensor:
+        """``(B, n)``: entries of observed rows that samples chose, edge after edge."""
+        flat = flatten(value, shape, len(self.event_shape)).expand(shape.numel(), *self.event_shape)
+        choices, *labels = flat.unbind(1) if flat.dim() > 2 else (flat,)
+        numbers = self.observed_rows.find(choices)
+        wrong = numbers < 0
+        for part in labels:
+            wrong = wrong | (part < 0) | (part >= self.num_classes)
+            numbers = numbers * self.num_classes + part
+        if wrong.any():
+            raise ValueError("value must hold choices of neighbours, and labels of the field")
+        return numbers
+
+    @torch.no_grad()
+    def continued(self, numbers: Tensor, shape: Size, num_sweeps: int) -> Tensor:
+        """The entries ``(B, n)`` after sweeps in two blocks."""
+        rows, data = self.observed_rows, self._data_of(self.observed_rows)
+        (alpha, logits, data), _ = untracked(written_out(self.alpha), self.logits, data)
+        if rows is not self.hood:
+            logits = logits.index_select(-1, rows.edge)
+        logits, alpha = flatten(logits, shape), flatten(alpha, shape, 2)
+        if data.is_floating_point():
+            entries = evidence_entries(logits, alpha, flatten(data, shape, 2))
+            both = two_blocks.TwoBlocks.of(rows, shift_evidence(rows, entries)[0])
+        else:
+            both = two_blocks.TwoBlocks.of_labels(rows, logits, alpha, flatten(data, shape))
+        for part in blocks(num_sweeps, numbers.numel()):
+            numbers = both.sweep(numbers, part.stop - part.start)[-1]
+        return numbers
+
+    def values_of(self, numbers: Tensor) -> Tensor:
+        """Samples ``(B, ..., n)`` of entries of observed rows."""
+        source = self.observed_rows.source
+        if len(self.event_shape) == 1:
+            return source[numbers]
+        edges = numbers.div(self.num_classes, rounding_mode="floor")
+        return torch.stack([source[edges], numbers % self.num_classes], 1)
 
     def _chains(self, value: Tensor) -> tuple[Entries, Draw, Size]:
         """Entries, and samples as draws, of one batch dimension; their batch shape."""

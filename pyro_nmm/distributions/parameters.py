@@ -83,6 +83,8 @@ class Parameters:
 
     def of_rows(self, rows: Neighborhood) -> "Parameters":
         """The parameters of some rows, whose edges are numbered as in ``hood``."""
+        if rows is self.hood:
+            return self
         logits = self.logits.index_select(-1, rows.edge)
         return Parameters(rows, self.alpha, logits, self.channel.of(rows.edge))
 

@@ -4,6 +4,7 @@
 """Counts of earlier and later entries that share a key, and sums over graphs of a batch."""
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,10 +19,11 @@ def ranks(choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int) -> 
     """``(B, n)`` twice: how many earlier entries chose the same, with the same label and any."""
     if loops := backend.loops_on(choices.device):
         return loops.ranks(choices, labels, num_nodes, num_classes)
-    by_label = Groups(choices * num_classes + labels, num_nodes * num_classes)
-    by_choice = Groups(choices, num_nodes)
-    same, every = by_label.rank - by_label.first, by_choice.rank - by_choice.first
-    return same.view_as(choices), every.view_as(choices)
+    # One sorted list for both takes half of the calls to a GPU.
+    by_label = torch.add(labels, choices, alpha=num_classes) + num_nodes
+    both = Groups(torch.cat([by_label, choices], 1), num_nodes * (num_classes + 1))
+    same, every = (both.rank - both.first).view(len(choices), -1).chunk(2, 1)
+    return same, every
 
 
 class Groups:
@@ -35,19 +37,34 @@ class Groups:
         sorted_key, self.order = torch.sort(key, stable=True)
         place = torch.arange(len(key), device=key.device)
         self.rank = torch.empty_like(place).scatter_(0, self.order, place)
-        self.first, self.last = self._borders(sorted_key)
+        self._sorted_key = sorted_key
 
-    def _borders(self, sorted_key: Tensor) -> tuple[Tensor, Tensor]:
-        """First and last place of the run of equal keys that contains each entry."""
-        if sorted_key.device.type != "cpu":  # which would wait for the number of groups
-            key = sorted_key.index_select(0, self.rank)
-            first, end = (torch.searchsorted(sorted_key, key, right=r) for r in (False, True))
-            return first, end - 1
-        # A count of every key would need memory for all keys.
-        _, group, sizes = sorted_key.unique_consecutive(return_inverse=True, return_counts=True)
+    @cached_property
+    def first(self) -> Tensor:
+        """First place of the run of equal keys that contains each entry."""
+        return self._borders(False)
+
+    @cached_property
+    def last(self) -> Tensor:
+        """Last place of this run."""
+        return self._borders(True)
+
+    def _borders(self, last: bool) -> Tensor:
+        if self.rank.device.type != "cpu":  # which would wait for the number of groups
+            key = self._sorted_key.index_select(0, self.rank)
+            return torch.searchsorted(self._sorted_key, key, right=last) - int(last)
+        group, sizes = self._runs
         end = sizes.cumsum(0)
-        group = group.index_select(0, self.rank)
-        return (end - sizes).index_select(0, group), end.index_select(0, group) - 1
+        return (end - 1 if last else end - sizes).index_select(0, group)
+
+    @cached_property
+    def _runs(self) -> tuple[Tensor, Tensor]:
+        """The run of each entry, and the length of each run."""
+        # A count of every key would need memory for all keys.
+        _, group, sizes = self._sorted_key.unique_consecutive(
+            return_inverse=True, return_counts=True
+        )
+        return group.index_select(0, self.rank), sizes
 
     def earlier(self, values: Tensor) -> Tensor:
         """``(B, K)`` sums over the entries before each one in its group."""

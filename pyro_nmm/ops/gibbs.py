@@ -11,7 +11,8 @@ Row after row is drawn anew, given all others,
         L_{ij} \frac{\alpha_{jk} + s_{jk}^{-i}}{A_j + S_j^{-i}} \, e^{e_{ijk}} .
 
 The tensor code finds a sweep as a fixed point, as :mod:`pyro_nmm.ops.sampling` does: with uniform
-numbers fixed it is a function of new draws of earlier rows and old draws of later rows.
+numbers fixed it is a function of new draws of earlier rows and old draws of later rows. On devices
+:func:`sweeps` draws in two blocks in place of it (:mod:`pyro_nmm.ops.two_blocks`).
 
 [1] Jun S. Liu (1994) "The Collapsed Gibbs Sampler in Bayesian Computations with Applications to a
 Gene Regulation Problem", Journal of the American Statistical Association 89,
@@ -30,6 +31,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm import backend
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops import two_blocks
 from pyro_nmm.ops.entries import Draw, Entries, Wide, shift_evidence
 from pyro_nmm.ops.sampling import settle, uniforms_of
 
@@ -59,6 +61,25 @@ def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) ->
         visited.append(one_hot(wide.split(numbers).labels, entries.num_classes).int())
     there = torch.stack(visited, 1)  # (B, S, num_rows, C)
     return Sweeps(wide.split(numbers), *(there.sum(dim, dtype=torch.int32) for dim in (1, 2)))
+
+
+@torch.no_grad()
+def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) -> Sweeps:
+    """Sweeps of ``B`` chains: :func:`sweep` on the processor, and two blocks on devices."""
+    if not two_blocks.runs_on(rows.device):
+        return sweep(rows, entries, draw, uniforms_of(rows, num_sweeps, len(draw.edges)))
+    entries, _ = shift_evidence(rows, entries)
+    both, size = two_blocks.TwoBlocks.of(rows, entries), entries.num_classes
+    numbers = torch.cat(both.sweep(both.numbers(draw), num_sweeps), 1)
+    edges, labels = (
+        part.unflatten(1, (num_sweeps, -1)) for part in both.split(rows, entries, numbers)[:2]
+    )
+    ones = torch.ones((), dtype=torch.int32, device=rows.device).expand_as(labels)
+    place = labels + size * torch.arange(rows.num_rows, device=rows.device)
+    visits = ones.new_zeros(len(labels), size * rows.num_rows)
+    visits = visits.scatter_add_(1, place.flatten(1), ones.flatten(1)).unflatten(1, (-1, size))
+    totals = ones.new_zeros(len(labels), num_sweeps, size).scatter_add_(2, labels, ones)
+    return Sweeps(Draw(edges[:, -1], labels[:, -1]), visits, totals)
 
 
 @torch.no_grad()
@@ -123,8 +144,7 @@ def run_chains(
     totals, kept, start = [], [], 0
     for end in (first, *ends):
         for part in blocks(end - start, numbers):
-            uniforms = uniforms_of(rows, part.stop - part.start, len(draw.edges))
-            swept = sweep(rows, entries, draw, uniforms)
+            swept = sweeps(rows, entries, draw, part.stop - part.start)
             draw = swept.draw
             totals.append(swept.totals)
         kept += [draw] if end > first else []

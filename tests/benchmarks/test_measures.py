@@ -16,7 +16,7 @@ import benchmarks.scale.run as scale
 from benchmarks.images.tables import TABLES as IMAGES
 from benchmarks.latent import hidden
 from benchmarks.random_fields import fields
-from benchmarks.scale import speed
+from benchmarks.scale import calls, speed
 from benchmarks.shared.records import pick, read
 from pyro_nmm.datasets import photographs
 from pyro_nmm.models import StackedNMM
@@ -184,6 +184,13 @@ def test_speed(twice, smaller):
     for row in rows + queries:
         seconds = row["seconds"]
         assert min(seconds.values() if isinstance(seconds, dict) else [seconds]) > 0
+
+
+def test_calls(twice, smaller):
+    smaller(calls, SIZE=60, CHAINS=2, STEPS=2)
+    rows = twice(scale.main, "calls --code small")
+    assert len(rows) == 15
+    assert all(row["calls"] >= row["waits"] >= 0 for row in rows)
 
 
 class Quick(StackedNMM):

@@ -16,18 +16,21 @@ from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture, backend
+from pyro_nmm.ops import two_blocks
+from pyro_nmm.ops.gibbs import sweeps
+from pyro_nmm.ops.sampling import draw_entries
 
 SIZE = 6_000
 CASES = "labels", "permutations", "evidence", "evidence of edges", "matrices", "sources", "mask"
 
 
-def problem(case):
+def problem(case, concentration=0.2, dtype=torch.double):
     """The conditional of a small graph, and the evidence of its edges that says the same."""
     hood, num_classes = to_hood(cycle_graph(4)), 2
     if case == "sources":
         hood, num_classes = random_sources(4, 3, torch.Generator().manual_seed(0)), 3
     alpha, logits = parameters(hood, num_classes, scale=0.8)
-    alpha = 0.2 * alpha
+    alpha, logits = (concentration * alpha).to(dtype), logits.to(dtype)
     y, mask = torch.tensor([0, 1, 1, 0]), torch.tensor([True, False, True, True])
     relabel = KINDS[case](hood, num_classes) if case in KINDS else None
     mix = NeighborMixture(hood, alpha, logits, relabel)
@@ -38,7 +41,8 @@ def problem(case):
     elif case == "matrices":
         evidence = relabel.gather(2, shown[:, None, None].expand(-1, 2, 1))[..., 0].log()
     elif case == "evidence":
-        of_nodes = torch.randn(4, 2)
+        of_nodes = torch.randn(4, 2, dtype=dtype)
+        of_nodes[1] = 0  # no observation
         return mix.latents(of_nodes), of_nodes[hood.target]
     elif case == "evidence of edges":
         evidence = torch.randn(hood.num_edges, 2)
@@ -95,8 +99,60 @@ def check_sweeps(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sweeps(case):
+def test_sweeps(case, way):
     check_sweeps(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.double])
+@pytest.mark.parametrize("concentration", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("case", ["labels", "evidence"])
+def test_concentrations_of_all_sizes(monkeypatch, case, concentration, dtype):
+    """Variates of small ones underflow. Of large ones a count is a small part."""
+    monkeypatch.setattr(two_blocks, "runs_on", lambda device: True)
+    q, evidence = problem(case, concentration, dtype)
+    states, probs = enumerated(q, evidence)
+    exact = as_values(q, states[probs.multinomial(SIZE, replacement=True)])
+    swept = q.sweep(exact, 2)
+    assert (swept != exact).any(-1).double().mean() > 0.05
+    assert p_value(swept, as_values(q, states), probs) > 1e-4
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_long_runs_in_two_blocks(monkeypatch, observed):
+    """Their moments are those of collapsed sweeps, up to standard errors over chains."""
+    hood, num_chains = Neighborhood.grid(6, 6), 256
+    alpha, logits = parameters(hood, 2, scale=0.5)
+    data = torch.randint(2, (36,)) if observed else torch.randn(36, 2)
+    q = getattr(NeighborMixture(hood, alpha, logits), "choices" if observed else "latents")(data)
+    found = []
+    for blocks in (False, True):
+        monkeypatch.setattr(two_blocks, "runs_on", lambda device, blocks=blocks: blocks)
+        value, sums = q.sweep(q.sample((num_chains,)), 20), []
+        for _ in range(30):
+            value = q.sweep(value, 2)
+            sums.append(torch.cat([value.double(), value.double() ** 2], -1).flatten(1))
+        mean = torch.stack(sums).mean(0)
+        found.append((mean.mean(0), mean.var(0) / num_chains))
+    (first, one), (second, two) = found
+    assert ((first - second).abs() <= 5 * (one + two).sqrt() + 1e-9).all()
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_what_two_blocks_count(monkeypatch, observed):
+    """Visits and totals of every sweep, and edges that lead to the labels."""
+    monkeypatch.setattr(two_blocks, "runs_on", lambda device: True)
+    q, _ = problem("permutations" if observed else "evidence of edges")
+    entries = q._constants(q.batch_shape)
+    draw = draw_entries(q.rows, entries, torch.rand(5, 4))
+    found = sweeps(q.rows, entries, draw, 7)
+    assert (found.visits.sum(-1) == 7).all()
+    assert torch.equal(found.visits.sum(1), found.totals.sum(1))
+    assert torch.equal(one_hot(found.draw.labels, 2).sum(1), found.totals[:, -1])
+    assert torch.equal(q.rows.row[found.draw.edges], torch.arange(4).expand(5, -1))
+    if observed:
+        assert torch.equal(
+            entries.data.expand(5, -1).gather(1, found.draw.edges), found.draw.labels
+        )
 
 
 def test_sweeps_of_tensors(monkeypatch):
@@ -119,7 +175,7 @@ def test_loops_and_tensors_agree(monkeypatch, case):
     assert q.support.check(found[0]).all()
 
 
-def test_elements_of_a_batch():
+def test_elements_of_a_batch(way):
     """Each with its own parameters, labels and samples."""
     hood = to_hood(cycle_graph(4))
     alpha, logits = parameters(hood, 2, (2,), scale=0.8)
@@ -133,7 +189,7 @@ def test_elements_of_a_batch():
         assert p_value(values[:, a, b], states[:, 0], probs) > 1e-4
 
 
-def test_one_sample_starts_a_chain_in_each_element():
+def test_one_sample_starts_a_chain_in_each_element(way):
     hood = to_hood(cycle_graph(4))
     alpha, logits = parameters(hood, 2, (3,))
     q = NeighborMixture(hood, alpha, logits).choices(torch.tensor([0, 1, 1, 0]))
@@ -171,7 +227,7 @@ GOOD = torch.arange(4)
         ("labels", ["a"] * 4, "value must be a tensor"),
     ],
 )
-def test_refused(case, value, match):
+def test_refused(way, case, value, match):
     q, _ = problem(case)
     with pytest.raises(ValueError, match=match):
         q.sweep(value)

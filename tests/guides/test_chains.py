@@ -142,7 +142,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradient(name):
+def test_gradient(way, name):
     """In standard errors of batches of steps, which are longer than the chains remember."""
     (program, log_prob), kind, particles, vectorize = CASES[name]
     pyro.set_rng_seed(0)
@@ -157,7 +157,7 @@ def test_gradient(name):
     assert (error[:2] < 0.6).all()
 
 
-def test_batches_of_nodes():
+def test_batches_of_nodes(way):
     """Two masks in turn: either starts from choices that have seen other labels."""
     program, other = (observed(mask=mask)[0] for mask in (SOME, ~SOME | (torch.arange(5) < 2)))
     chains, theta = Chains(3), START.clone().requires_grad_()
@@ -196,7 +196,7 @@ def saved(chains):
 
 @pytest.mark.parametrize("program", [observed()[0], latent()[0], plated(2)[0]])
 @pytest.mark.parametrize("copied", [saved, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
-def test_states_go_on(copied, program):
+def test_states_go_on(way, copied, program):
     chains = Chains()
     saved(chains)  # before there are states
     run(chains, program=program)
@@ -207,7 +207,7 @@ def test_states_go_on(copied, program):
     assert torch.equal(copied(chains).states, chains.states)
 
 
-def test_other_numbers_of_particles():
+def test_other_numbers_of_particles(way):
     """Chains that a step does not use stay, and new ones start from copies."""
     chains = Chains()
     run(chains, 4)
@@ -239,7 +239,7 @@ CHAINS = Chains()
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_field(name):
+def test_another_field(way, name):
     CHAINS.states = None
     run(CHAINS)
     with pytest.raises(ValueError, match="Chains serves one field on one graph"):
