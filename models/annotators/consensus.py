@@ -15,7 +15,9 @@ from torch_geometric.utils import remove_self_loops, to_undirected
 from pyro_nmm.fitting import minimise
 from pyro_nmm.models.annotators.agreement import (
     Dependence,
+    Quality,
     count_pairs,
+    effective_number,
     excess_agreement,
     matrices,
 )
@@ -237,9 +239,20 @@ class Consensus:
         pairs = excess_agreement(self.probs, self.log_prior, power, self.answers, count_pairs)
         return Dependence(*(table.fill_diagonal_(0) for table in pairs))
 
+    @property
+    def graph_power(self) -> float:
+        """The sum of the priors' powers."""
+        return sum(power for name, power in self.powers.items() if name != "answers")
+
+    def effective_number(self, level: float = 0.9) -> Quality:
+        """How many independent answers the answers at a node are worth, with an interval: see
+        :func:`~pyro_nmm.models.annotators.effective_number`."""
+        power, values = self.graph_power, self.field.values
+        return effective_number(self.log_prior, power, values, self.answers, level)
+
     def summary(self) -> str:
-        """What was fitted, how answers and neighbours count, and whether annotators agree more
-        often than independent errors explain."""
+        """What was fitted, how answers and neighbours count, whether annotators agree more often
+        than independent errors explain, and how many independent answers a node has."""
         there = self.answers >= 0
         number, nodes = int(there.sum()), int(there.any(1).sum())
         lines = [
@@ -248,6 +261,13 @@ class Consensus:
             "powers: " + ", ".join(f"{name} {power:.2f}" for name, power in self.powers.items()),
             str(self.dependence),
         ]
+        with torch.random.fork_rng():  # a summary changes no random number
+            worth = self.effective_number()
+        if worth.mean.isfinite():
+            mean, low, high = (value.item() for value in worth)
+            size = there.sum(1)[there.sum(1) > 1].double().mean().item()
+            of_all = f"{size:.1f} answers a node are worth {mean:.1f} independent ones"
+            lines.append(f"{of_all} ({low:.1f} to {high:.1f})")
         if self.powers["shares"] > 0 and self.field.known is None:
             used = f"{1 - self.powers['shares']:.0%} of the pool, the rest from the answers alone"
             lines.append(f"neighbours predict answers badly, a graph that does not fit: {used}")
