@@ -4,8 +4,6 @@
 """A consensus of annotators: its parts by hand, its inputs, and what dependent errors do to it."""
 
 import math
-from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -29,7 +27,6 @@ from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.annotators.consensus import (
     ALONE,
     INFORMED,
-    OWN,
     SHARE,
     LeftOut,
     Walk,
@@ -106,7 +103,7 @@ def test_the_field_of_neighbours_is_a_fixed_point():
     part = torch.tensor([0, 1, 1, 0, 0])
     found = potts_labels(Walk.on_graph(edges, 5), evidence, part)
     for number in range(2):
-        own = (OWN * evidence).masked_fill((part == number)[:, None], 0)
+        own = evidence.masked_fill((part == number)[:, None], 0)
         labels = own.softmax(-1)
         for _ in range(100):
             moved = torch.stack([(own[i] + pull(labels, i)).softmax(-1) for i in range(5)])
@@ -148,31 +145,22 @@ def test_left_out_answers_by_hand(strength, number):
                 assert found.same[row].item() == pytest.approx(same)
 
 
-class Other(Annotators):
-    """Of whose answers nothing is known but their likelihood."""
-
-    named = False
-
-    def maximise(self, data, probs, values):
-        return {"confusion": super().maximise(data, probs, values)["confusion"]} | self.more
-
-    more: ClassVar = {}
-
-
-class More(Other):
-    more: ClassVar = {"more": torch.zeros(())}
-
-
-def test_left_out_answers_of_other_models():
-    """Independent annotators take a sum. Other ones ask the likelihood for each answer."""
-    answers, part = answers_to(TRUTH, [0.8, 0.6, 0.5], missing=0.5), torch.arange(256) % 4
-    answers[0, 1:] = -1  # one answer alone
-    field = fitted(answers)
-    fields = replace(field, emission=Other(3)), replace(field, emission=More(3))
-    quick, slow = (left_out_answers(f, answers, field.probs, part) for f in fields)
-    for name, one, two in zip(quick._fields, quick, slow, strict=True):
-        torch.testing.assert_close(one, two, msg=name)
-    assert not quick.others[quick.node == 0].any()
+def test_left_out_answers_given_types():
+    """Each answer's likelihood, and the likelihood of a table without it."""
+    answers, emission = answers_to(TRUTH, [0.8, 0.6, 0.5], missing=0.5), Annotators(3, num_types=4)
+    answers[0] = torch.tensor([2, -1, -1])
+    field = fitted(answers, emission)
+    found = left_out_answers(field, answers, field.probs, torch.zeros(256).long())
+    values = emission.maximise(answers.new_full((256, 3), -1), field.probs, field.values)
+    values = {name: value.double() for name, value in values.items()}
+    torch.testing.assert_close(found.evidence, emission.log_prob(values, answers))
+    annotators = (answers.T >= 0).nonzero()[:, 0]
+    rest, alone = answers[found.node].clone(), torch.full((len(found.node), 3), -1)
+    rows = torch.arange(len(annotators))
+    alone[rows, annotators], rest[rows, annotators] = answers[found.node, annotators], -1
+    torch.testing.assert_close(found.single, emission.log_prob(values, alone))
+    torch.testing.assert_close(found.others, emission.log_prob(values, rest))
+    assert not found.others[found.node == 0].any()
 
 
 def test_powers_are_the_best_ones():
@@ -185,8 +173,7 @@ def test_powers_are_the_best_ones():
     assert 0 < found[-1] < 1
 
     def score(one, other, w, r):
-        total = -((math.log(w / (1 - w)) - 0.5) ** 2) / 2.88
-        total += sum(math.log(b) / 2 - b for b in (one, other))
+        total = math.log(w * (1 - w)) + sum(math.log(b) - b for b in (one, other))
         for node, others, own, same in zip(*left_out[1:], strict=True):
             label = (first[node] ** one * second[node] ** other * (w * others).exp()).double()
             alone = (label / label.sum() * own.exp()).sum().item()
@@ -470,7 +457,7 @@ def test_information_gain_by_enumeration():
 
 def test_one_annotator():
     found = Annotators(3).fit(EDGES, answers_to(TRUTH, [0.6], missing=0.0), **QUICK)
-    assert list(found.powers.values()) == pytest.approx([0.0, *ALONE[3]])
+    assert list(found.powers.values()) == pytest.approx([0.0, 1.0, ALONE, ALONE])
     assert "no node has two answers" in found.summary()
     assert "unknown with one answer" in found.summary()
     known = TRUTH.where(torch.arange(256) % 4 == 0, -1)
@@ -562,7 +549,7 @@ def test_matrices_of_annotators_who_resemble_each_other():
     def towards(mean, tables):
         logs = []
         for strength in STRENGTHS:
-            total = -(math.log(strength / 10) ** 2) / 2
+            total = 0.0
             for table in tables:
                 seen = strength * mean
                 for label, answer in table.nonzero().tolist():
