@@ -26,8 +26,7 @@ DENSE = 10
 #: Draws of confusion matrices beside the neighbours for accuracies and for an effective number, and
 #: steps of EM for each draw.
 NUM_MATRICES, NUM_FEW, NUM_STEPS = 100, 40, 20
-#: The least sum of the neighbours' powers there, which dependent errors lower, and the standard
-#: deviation of the logarithm of all powers.
+#: The least sum of the neighbours' powers there, and the standard deviation of its logarithm.
 POWER, UNSURE = 1.5, 0.4
 
 
@@ -178,9 +177,14 @@ def matrices(probs: Tensor, answers: Tensor | Entries, size: int) -> Tensor:
     return counts / counts.sum(-1, keepdim=True)
 
 
-def informs(log_prior: Tensor) -> bool:
+def around_nodes(log_prior: Tensor, power: float) -> Tensor:
+    """Log priors ``(N, C)`` of a sum of powers, raised to POWER, which dependent errors lower."""
+    return max(1, POWER / power) * log_prior
+
+
+def informs(log_prior: Tensor, power: float) -> bool:
     """Whether neighbours, a classifier or observed labels tell nodes apart."""
-    return bool(log_prior.softmax(-1).std(0).max() > 1e-3)
+    return bool(around_nodes(log_prior, power).softmax(-1).std(0).max() > 1e-3)
 
 
 def beside_neighbors(
@@ -193,7 +197,7 @@ def beside_neighbors(
     start = values["confusion"].double()
     if "types" in values:
         start = values["types"].double() @ start
-    around = max(1, POWER / power) * log_prior
+    around = around_nodes(log_prior, power)
     for _ in range(num_draws):
         weight = torch.empty(len(around), 1).exponential_().to(around)
         labels = (math.exp(UNSURE * torch.randn(()).item()) * around).softmax(-1) * weight
@@ -252,7 +256,7 @@ def effective_number(
     """
     entries = Entries.of(answers)
     number = entries.number().double()
-    if not informs(log_prior) or number.max() < 2:
+    if not informs(log_prior, power) or number.max() < 2:
         return Quality(*number.new_full((3,), torch.nan))
     votes = entries.votes(values["confusion"].shape[-1]).double()
     pairs, equal, found = number * (number - 1), (votes * (votes - 1)).sum(1), []

@@ -75,7 +75,7 @@ def _emission(field: HiddenField | Consensus, level: float) -> object:
 
 def _by_label(fitted: HiddenField | Consensus) -> tuple[Tensor, Tensor]:
     """``(T, M, C, K)`` confusion matrices as drawn, and ``(T, C)`` the labels' shares."""
-    if isinstance(fitted, Consensus) and informs(fitted.log_prior):
+    if isinstance(fitted, Consensus) and informs(fitted.log_prior, fitted.graph_power):
         values, entries = fitted.field.values, Entries.of(fitted.answers)
         draws = beside_neighbors(fitted.log_prior, fitted.graph_power, values, entries)
         matrices, labels = zip(*draws, strict=True)
