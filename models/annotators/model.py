@@ -38,7 +38,8 @@ STRENGTHS = 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0
 LARGE, LARGE_RUN = 50_000, {"num_steps": 40, "num_chains": 2}
 #: Steps of EM without a graph.
 NUM_STEPS = 30
-#: Annotators who give one label only by chance, expected among all of them.
+#: Annotators who give one label only by chance, expected among all of them. Half and twice find the
+#: same ones on all development sets.
 BY_CHANCE = 0.01
 
 
