@@ -27,6 +27,7 @@ from torch_geometric.nn import GCN
 from torch_geometric.utils import to_undirected
 
 from benchmarks.crowds.cases import cases
+from benchmarks.crowds.panels import PANELS, known_number, numbers, panel
 from benchmarks.latent import AnnotatedPotts, Found, grid_mixture, majority, noisy, spread_labels
 from benchmarks.nodes import load, node_scores
 from benchmarks.shared.graphs import descend
@@ -296,8 +297,9 @@ WITH, CROWDLAB = "Annotators and a GCN", "GCN, CROWDLAB"
 #: Rows of a model in which annotators copy, of version 0.2, and of a trial with its first version,
 #: in which a label that nobody gives was nearly impossible, are kept beside those of today.
 COPYING = "CopyingAnnotators"
-#: Rows of answers that count in full, SHARE of one, and of larger powers for one annotator.
-TRIED = ", answers in full", ", stronger defaults"
+#: Rows of answers that count in full, SHARE of one, of larger powers for one annotator, and with
+#: constants in the prior of the powers and in the Potts model.
+TRIED = ", answers in full", ", stronger defaults", ", more constants"
 FORMER = [
     name.replace(OURS, f"{OURS}{end}")
     for end in (" 0.2", ", gated", ", gated, unnamed labels ruled out", *TRIED)
@@ -414,7 +416,20 @@ def coverage(args, results: Records) -> None:
         results.add(**key, **row, accuracies=truth.tolist(), dependence=dependence)
 
 
-TASKS = answers, simulated, coverage, cases
+def panels(args, results: Records) -> None:
+    """Judges who copy within groups, on digits, and each set's annotators."""
+    kinds = [*PANELS, *args.sets]
+    for key in results.missing(task="panels", annotators=kinds, seed=args.seeds):
+        name = key["annotators"]
+        data, known = SETS.get(name, digits)(args.data_root, key["seed"]), {}
+        pyro.set_rng_seed(key["seed"])
+        if name in PANELS:
+            data.answers = panel(data.y, *PANELS[name])
+            known["number"] = known_number(*PANELS[name])
+        results.add(**key, **known, **numbers(data))
+
+
+TASKS = answers, simulated, coverage, cases, panels
 OPTIONS: dict = {"sets": ["music", "labelme", "digits", "cora", "pubmed"], "data_root": Path}
 OPTIONS |= {"seeds": [0, 1, 2, 3, 4], "choices": {"sets": list(SETS)}}
 main = command(__doc__, TASKS, **OPTIONS, results=FILE)

@@ -171,5 +171,18 @@ def off(rows: DataFrame, peers: DataFrame) -> str:
     return f"{wrong.sum()} of {len(found)}"
 
 
+def crowds_panels(files: Files) -> str:
+    """Effective numbers beside those of the construction and of the true labels."""
+    rows = frame(files["crowds"], task="panels")
+    rows["within"] = (rows["low"] <= rows["truth"]) & (rows["truth"] <= rows["high"])
+    rows["annotators"] = rows["annotators"].replace(NAMES)
+    cells: dict = {"seeds": count, "answers a node": average("answers", ".1f")}
+    if "number" in rows:
+        cells["by construction"] = average("number", ".2f")
+    cells |= {"given the true labels": average("truth", ".2f"), "number": average("mean", ".2f")}
+    cells |= {"from": average("low", ".2f"), "to": average("high", ".2f")}
+    return shared.table(rows, ["annotators"], cells | {"within": average("within", ".0%")})
+
+
 TABLES = crowds_summary, crowds, crowds_simulated_summary, crowds_simulated
-TABLES += crowds_dependence, annotators_coverage, crowds_cases
+TABLES += crowds_dependence, annotators_coverage, crowds_cases, crowds_panels

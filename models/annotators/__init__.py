@@ -3,7 +3,11 @@
 
 """Answers of annotators who disagree: their model, the consensus, and their quality."""
 
-from pyro_nmm.models.annotators.agreement import Dependence, excess_agreement
+from pyro_nmm.models.annotators.agreement import (
+    Dependence,
+    effective_number,
+    excess_agreement,
+)
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.model import Annotators
 from pyro_nmm.models.annotators.quality import accuracy, information
@@ -13,6 +17,7 @@ __all__ = [
     "Consensus",
     "Dependence",
     "accuracy",
+    "effective_number",
     "excess_agreement",
     "information",
 ]

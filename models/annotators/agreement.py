@@ -3,7 +3,8 @@
 
 """Agreement of annotators: beyond independent errors, and against a consensus."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,6 +23,25 @@ STRENGTH = 0.3
 #: Replicates draw answers at all places of a table with an answer in ten of them or more. Twice as
 #: much doubles the cost of sparse tables, half as much makes more tables count as sparse.
 DENSE = 10
+#: Draws of confusion matrices beside the neighbours for accuracies and for an effective number, and
+#: steps of EM for each draw.
+NUM_MATRICES, NUM_FEW, NUM_STEPS = 100, 40, 20
+#: The least sum of the neighbours' powers there, and the standard deviation of its logarithm.
+POWER, UNSURE = 1.5, 0.4
+
+
+class Quality(NamedTuple):
+    """Posterior means and ends of intervals, ``(M,)`` each, or of one number."""
+
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, draws: Tensor, level: float) -> "Quality":
+        """Of draws ``(T, ...)``."""
+        ends = draws.new_tensor([(1 - level) / 2, (1 + level) / 2])
+        return cls(draws.mean(0), *draws.quantile(ends, dim=0))
 
 
 class Dependence(NamedTuple):
@@ -155,3 +175,98 @@ def matrices(probs: Tensor, answers: Tensor | Entries, size: int) -> Tensor:
     share = counts.sum(-1, keepdim=True) / counts.sum((1, 2), keepdim=True)
     counts = (counts + STRENGTH * share).mT
     return counts / counts.sum(-1, keepdim=True)
+
+
+def around_nodes(log_prior: Tensor, power: float) -> Tensor:
+    """Log priors ``(N, C)`` of a sum of powers, raised to POWER, which dependent errors lower."""
+    return max(1, POWER / power) * log_prior
+
+
+def informs(log_prior: Tensor, power: float) -> bool:
+    """Whether neighbours, a classifier or observed labels tell nodes apart."""
+    return bool(around_nodes(log_prior, power).softmax(-1).std(0).max() > 1e-3)
+
+
+def beside_neighbors(
+    log_prior: Tensor, power: float, values: dict[str, Tensor], entries: Entries,
+    num_draws: int = NUM_MATRICES,
+) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
+    """Draws of confusion matrices ``(M, C, K)`` of each annotator alone, beside the labels around
+    its nodes, and these labels ``(N, C)``, from priors of a sum of powers. This power and the
+    nodes' weights are random (Newton and Raftery 1994, JRSS B 56)."""
+    start = values["confusion"].double()
+    if "types" in values:
+        start = values["types"].double() @ start
+    around = around_nodes(log_prior, power)
+    for _ in range(num_draws):
+        weight = torch.empty(len(around), 1).exponential_().to(around)
+        labels = (math.exp(UNSURE * torch.randn(()).item()) * around).softmax(-1) * weight
+        yield fit_confusion(start, labels[entries.node], entries), labels
+
+
+def fit_confusion(start: Tensor, labels: Tensor, entries: Entries) -> Tensor:
+    """``(M, C, K)`` by EM, each annotator alone, from label distributions ``(A, C)`` times weights
+    of the nodes."""
+    confusion, num_answers = start, start.shape[-1]
+    weight = labels.sum(-1, keepdim=True)
+    # A weak prior, because rows that are pulled to the middle bias accuracies.
+    prior = STRENGTH * (start / 2 + 1 / (2 * num_answers))
+    # Random, as the nodes' weights: few answers leave a wide interval.
+    prior = torch._standard_gamma(prior).clamp(min=1e-30)
+    place = entries.annotator * num_answers + entries.answer
+    for _ in range(NUM_STEPS):
+        joint = labels * confusion.mT.reshape(-1, confusion.shape[1]).index_select(0, place)
+        joint = joint * (weight / joint.sum(-1, keepdim=True))
+        counts = entries.confusion(joint, num_answers) + prior
+        confusion = counts / counts.sum(-1, keepdim=True)
+    return confusion
+
+
+def effective_number(
+    log_prior: Tensor, power: float, values: dict[str, Tensor], answers: Tensor, level: float = 0.9
+) -> Quality:
+    r"""Number of independent annotators whose mean error has the same variance as the mean error of
+    the :math:`n` answers at a node, the effective sample size of a cluster (Kish 1965, "Survey
+    Sampling"),
+
+    .. math::
+
+        n_{\text{eff}} = \frac{n}{1 + (n - 1) \rho}, \qquad
+        \rho = \frac{\text{equal pairs} - \text{by chance}}{\text{all pairs} - \text{by chance}} .
+
+    If annotators are equally accurate, :math:`\rho` is the mean correlation of two errors given the
+    label. Chance comes from confusion matrices and labels beside the neighbours, without a node's
+    own answers. So a common error is not taken for the label.
+
+    >>> truth = torch.arange(3000) % 2
+    >>> guess, own = ((truth + (torch.rand(3000) < 0.3).long()) % 2 for _ in range(2))
+    >>> answers = torch.stack([guess, guess, guess, own], 1)  # three of the four are copies
+    >>> log_prior = torch.eye(2)[truth].double().clamp(min=1e-9).log()
+    >>> start = {"confusion": torch.full((4, 2, 2), 0.5)}
+    >>> round(effective_number(log_prior, 1.0, start, answers).mean.item(), 1)
+    1.6
+
+    :param Tensor log_prior: ``(N, C)``, of each node without its own answers.
+    :param float power: the sum of the powers of the priors in it.
+    :param dict values: "confusion" ``(M, C, K)``, where EM starts.
+    :param answers: ``(N, M)``, -1 for missing ones.
+    :return: the number at the mean of :math:`\rho`, and ends of an interval. NaN if no node has two
+        answers, or if the prior does not tell nodes apart. Cost: 800 steps of EM,
+        :math:`O(A C K)` each for ``A`` answers.
+    """
+    entries = Entries.of(answers)
+    number = entries.number().double()
+    if not informs(log_prior, power) or number.max() < 2:
+        return Quality(*number.new_full((3,), torch.nan))
+    votes = entries.votes(values["confusion"].shape[-1]).double()
+    pairs, equal, found = number * (number - 1), (votes * (votes - 1)).sum(1), []
+    for confusion, labels in beside_neighbors(log_prior, power, values, entries, NUM_FEW):
+        rows = confusion[entries.annotator]
+        sums = rows.new_zeros(len(number), *rows.shape[1:]).index_add(0, entries.node, rows)
+        own = rows.new_zeros(sums.shape[:2]).index_add(0, entries.node, rows.square().sum(-1))
+        chance = (labels * (sums.square().sum(-1) - own)).sum()
+        of_pairs, of_equal = labels.sum(1) @ pairs, labels.sum(1) @ equal
+        found.append(((of_equal - chance) / (of_pairs - chance)).clamp(0, 1))
+    mean, low, high = Quality.of(torch.stack(found), level)
+    size = number[number > 1].mean()
+    return Quality(*(size / (1 + (size - 1) * rho) for rho in (mean, high, low)))

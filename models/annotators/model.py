@@ -31,13 +31,15 @@ from pyro_nmm.models.annotators.out_of_fold import out_of_fold
 from pyro_nmm.models.hidden import Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
 
-#: Strengths of the prior of confusion matrices that are compared; log-normal around ten.
+#: Strengths of the prior of confusion matrices, equally probable. A prior around ten with a factor
+#: of e changes the NLL of no development set by more than .006.
 STRENGTHS = 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0
 #: Options of the fit to more nodes than that: confusion matrices need no more steps.
 LARGE, LARGE_RUN = 50_000, {"num_steps": 40, "num_chains": 2}
 #: Steps of EM without a graph.
 NUM_STEPS = 30
-#: Annotators who give one label only by chance, expected among all of them.
+#: Annotators who give one label only by chance, expected among all of them. Half and twice find the
+#: same ones on all development sets.
 BY_CHANCE = 0.01
 
 
@@ -203,7 +205,10 @@ class Annotators:
 
     def log_prob(self, values: Values, data: Tensor | Entries) -> Tensor:
         """``(N, C)``: of all answers about a node, in nats."""
-        log_prob = Entries.of(data).evidence(values["confusion"])
+        return self.of_labels(Entries.of(data).evidence(values["confusion"]), values)
+
+    def of_labels(self, log_prob: Tensor, values: Values) -> Tensor:
+        """``(..., C)``: log-likelihoods given labels, from those given types if there are any."""
         if self.num_types is None:
             return log_prob
         top = log_prob.detach().amax(-1, keepdim=True)
@@ -250,7 +255,7 @@ class Annotators:
         .. math::
 
             P_{mk} = \frac{n_{mk} + s \pi_k}{n_{mk} \cdot 1 + s}, \qquad
-            p(s \mid n) \propto p(s) \prod_{m, k}
+            p(s \mid n) \propto \prod_{m, k}
             \mathrm{DirichletMultinomial}(n_{mk} \mid s \pi_k), \quad s \in \{1, 2, 5, \dots, 80\}
 
         with the mean of :math:`s`. An annotator of few answers has nearly :math:`\pi`, the matrix
@@ -346,11 +351,9 @@ class Annotators:
 def _towards(mean: Tensor, counts: Tensor) -> Tensor:
     """Shares of counts ``(M, C, K)``, shrunk towards rows ``(C, K)`` with a learned strength."""
     strengths = counts.new_tensor(STRENGTHS)
-    logits = -(strengths / 10).log().square() / 2
-    for place, strength in enumerate(STRENGTHS):
-        rows = DirichletMultinomial(strength * mean, validate_args=False)
-        logits[place] += rows.log_prob(counts).sum()
-    return shares(counts + (logits.softmax(0) * strengths).sum() * mean)
+    rows = [DirichletMultinomial(strength * mean, validate_args=False) for strength in STRENGTHS]
+    logits = torch.stack([row.log_prob(counts).sum() for row in rows])
+    return shares(counts + logits.softmax(0) @ strengths * mean)
 
 
 def shares(counts: Tensor) -> Tensor:

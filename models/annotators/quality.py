@@ -3,32 +3,14 @@
 
 """How good each annotator is: accuracy and information, with intervals."""
 
-import math
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from pyro_nmm.models.annotators.agreement import Quality, beside_neighbors, informs
 from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.model import Annotators
 from pyro_nmm.models.hidden import HiddenField
-
-#: Draws of confusion matrices beside the neighbours.
-NUM_DRAWS = 100
-#: The least sum of the priors' powers there, which dependent errors lower, and the standard
-#: deviation of the logarithm of all powers.
-POWER, UNSURE = 1.5, 0.4
-#: Steps of EM for these matrices, and answers that the prior of a row counts for.
-NUM_STEPS, STRENGTH = 20, 0.3
-
-
-class Quality(NamedTuple):
-    """Posterior means and ends of intervals, ``(M,)`` each."""
-
-    mean: Tensor
-    low: Tensor
-    high: Tensor
 
 
 def accuracy(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
@@ -55,7 +37,7 @@ def accuracy(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
         raise ValueError(f"accuracy needs {must}: see information")
     confusion, share = _by_label(field)
     right = confusion.diagonal(dim1=-2, dim2=-1)
-    return _quality((right * share[:, None, : right.shape[-1]]).sum(-1), level)
+    return Quality.of((right * share[:, None, : right.shape[-1]]).sum(-1), level)
 
 
 def information(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
@@ -82,7 +64,7 @@ def information(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
     joint = confusion * share[:, None, :, None]
     parts = joint, joint.sum(-1), joint.sum(-2)
     whole, labels, answers = (torch.special.entr(part).flatten(2).sum(-1) for part in parts)
-    return _quality(labels + answers - whole, level)
+    return Quality.of(labels + answers - whole, level)
 
 
 def _emission(field: HiddenField | Consensus, level: float) -> object:
@@ -93,51 +75,15 @@ def _emission(field: HiddenField | Consensus, level: float) -> object:
 
 def _by_label(fitted: HiddenField | Consensus) -> tuple[Tensor, Tensor]:
     """``(T, M, C, K)`` confusion matrices as drawn, and ``(T, C)`` the labels' shares."""
-    if isinstance(fitted, Consensus) and fitted.log_prior.softmax(-1).std(0).max() > 1e-3:
-        return _beside_neighbors(fitted)
+    if isinstance(fitted, Consensus) and informs(fitted.log_prior, fitted.graph_power):
+        values, entries = fitted.field.values, Entries.of(fitted.answers)
+        draws = beside_neighbors(fitted.log_prior, fitted.graph_power, values, entries)
+        matrices, labels = zip(*draws, strict=True)
+        shares = [table.sum(0) / table.sum() for table in labels]
+        return torch.stack(matrices), torch.stack(shares)
     field = fitted.field if isinstance(fitted, Consensus) else fitted
     confusion, size = field.draws["confusion"], field.emission.num_labels
     if "types" in field.draws:
         confusion = field.draws["types"][:, None] @ confusion
     parts = [(field.samples == k).sum(-1) / field.hood.num_nodes for k in range(size)]
     return confusion, torch.stack(parts, -1).to(confusion)
-
-
-def _beside_neighbors(consensus: Consensus) -> tuple[Tensor, Tensor]:
-    """Confusion matrices of each annotator alone, beside the labels around its nodes. Their power
-    and the nodes' weights are random (Newton and Raftery 1994, JRSS B 56)."""
-    values, entries, draws = consensus.field.values, Entries.of(consensus.answers), []
-    start = values["confusion"].double()
-    if "types" in values:
-        start = values["types"].double() @ start
-    total = sum(power for name, power in consensus.powers.items() if name != "answers")
-    around = max(1, POWER / total) * consensus.log_prior
-    for _ in range(NUM_DRAWS):
-        weight = torch.empty(len(around), 1).exponential_().to(around)
-        labels = (math.exp(UNSURE * torch.randn(()).item()) * around).softmax(-1) * weight
-        confusion = fit_confusion(start, labels[entries.node], entries, random=True)
-        draws.append((confusion, labels.sum(0) / weight.sum()))
-    matrices, shares = zip(*draws, strict=True)
-    return torch.stack(matrices), torch.stack(shares)
-
-
-def _quality(draws: Tensor, level: float) -> Quality:
-    ends = draws.new_tensor([(1 - level) / 2, (1 + level) / 2])
-    return Quality(draws.mean(0), *draws.quantile(ends, dim=0))
-
-
-def fit_confusion(start: Tensor, labels: Tensor, entries: Entries, random: bool = False) -> Tensor:
-    """``(M, C, K)`` by EM, each annotator alone, from label distributions ``(A, C)`` times weights
-    of the nodes; the prior's weights may be random."""
-    confusion, num_answers = start, start.shape[-1]
-    weight = labels.sum(-1, keepdim=True)
-    # A weak prior, because rows that are pulled to the middle bias accuracies.
-    prior = STRENGTH * (start / 2 + 1 / (2 * num_answers))
-    if random:  # as those of the nodes: few answers leave a wide interval
-        prior = torch._standard_gamma(prior).clamp(min=1e-30)
-    for _ in range(NUM_STEPS):
-        joint = labels * confusion[entries.annotator, :, entries.answer]
-        joint = joint * (weight / joint.sum(-1, keepdim=True))
-        counts = entries.confusion(joint, num_answers) + prior
-        confusion = counts / counts.sum(-1, keepdim=True)
-    return confusion

@@ -58,11 +58,14 @@ def test_crowds(twice, smaller, monkeypatch, tmp_path):
     smaller(crowd_cases, CASES={"people, dense graph": people}, SEEDS=[1000], LABELS=[2])
     smaller(out_of_fold, NUM_EPOCHS=20)
     monkeypatch.setitem(crowds.SETS, "music", small)
-    command = f"answers simulated coverage cases --sets music --seeds 0 --data-root {tmp_path}"
+    smaller(crowds, PANELS={"nine independent": ([1] * 9, 0.0)}, digits=small)
+    command = (
+        f"answers simulated coverage cases panels --sets music --seeds 0 --data-root {tmp_path}"
+    )
     rows = twice(crowds.main, command)
-    assert counts(rows) == {"answers": 8, "simulated": 8, "coverage": 3, "cases": 1}
-    assert rows[-2].keys() >= {"low", "high", "mean", "accuracies", "dependence"}
-    assert rows[-1].keys() >= {"majority", "Dawid-Skene", "field", crowds.OURS}
+    assert counts(rows) == {"answers": 8, "simulated": 8, "coverage": 3, "cases": 1, "panels": 2}
+    assert rows[-4].keys() >= {"low", "high", "mean", "accuracies", "dependence"}
+    assert rows[-3].keys() >= {"majority", "Dawid-Skene", "field", crowds.OURS}
     nll = {row["method"]: row["answered"]["nll"] for row in rows if row.get("kind") == "all"}
     assert nll[crowds.BEST] - 1e-6 < nll[crowds.OURS] < nll["majority"]
     assert all("|" in make({"crowds": rows}) for make in CROWDS)

@@ -70,6 +70,7 @@ def test_a_single_answer_of_each_without_edges(labels):
     assert abs(found.probs.amax(1).mean() - right) < 0.08
     assert found.powers == {"shares": 1.0, "walk": 0.0, "potts": 0.0, "answers": 1.0}
     assert "0% of the pool" in found.summary()
+    assert "are few" not in found.summary()
 
 
 def test_two_labels_on_a_graph_that_fits():
@@ -113,6 +114,7 @@ def test_dense_graphs_do_not_overrule_answers(graph, size, number):
         found = Annotators(2).fit(graph(size), answers, **QUICK)
         right, vote, field = accuracies(found, answers, truth)
         assert right >= min(vote, field) - 0.05
+        assert size > 20 or "20 answered nodes are few: the accuracy" in found.summary()
 
 
 def one_sided(truth, number, labels):
