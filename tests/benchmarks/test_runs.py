@@ -311,6 +311,7 @@ def test_all_test_labels(on_cliques, smaller):
     joint = {row["method"]: row["joint"] for row in rows}
     for name in ("C&S", "the pool"):
         assert joint[f"{name} as a chain"] == pytest.approx(joint[name], abs=1e-4)
+    assert joint["ensemble"] != joint["dropout"]
     assert joint["StackedNMM"] > joint["StackedNMM, product of marginals"]
     assert rows[-1]["blocks"]["1"] == pytest.approx(joint["StackedNMM"], abs=0.02)
     assert rows[-1]["joint"] == rows[-1]["blocks"][str(rows[-1]["chosen"])]
