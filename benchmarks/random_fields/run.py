@@ -169,6 +169,8 @@ RADIUS = 3
 RATES, RUNS = {"NMM": 0.1, "NMM-CNN": 0.003}, range(5)
 #: Of fits, and of annealing; and the sides of the grids of ``scaling``.
 STEPS = {"strips": 2000, "large": 600, "annealing": 2000, "amortized": 3000, "deviations": 1000}
+#: In windows of 7 x 7; a tenth of the free fit's rate, because it starts near its end.
+WIDE = {"NMM-CNN, 7 x 7": 0.003, "NMM, 7 x 7": 0.01}
 STEPS |= {"corrected": 500, "large, corrected": 300, "many fields": 1000}
 SIZES = [32, 64, 128, 256, 512]
 
@@ -284,34 +286,54 @@ def corrected(args, results: Records) -> None:
 
 def large_corrected(args, results: Records) -> None:
     """The same on 128 x 128 pixels."""
-    windows = fields.grid((fields.SIZE, fields.SIZE))
-    keys = {"run": args.runs, "seed": fields.SEEDS, "method": list(RATES)}
+    on_large(args, results, fields.grid((fields.SIZE, fields.SIZE)), list(RATES), measure)
+
+
+def wide_corrected(args, results: Records) -> None:
+    """The same in windows of 7 x 7, where free parameters start at the network's answer."""
+    windows = fields.grid((fields.SIZE, fields.SIZE), RADIUS)
+    on_large(args, results, windows, list(WIDE)[:1], in_turn)
+
+
+def on_large(args, results: Records, windows: Grid, methods: list[str], measure) -> None:
+    keys = {"task": "large, corrected", "run": args.runs, "method": methods}
     known = {row["seed"]: row["log Z"] for row in pick(results.rows, task="letter")}
-    for key in results.missing(task="large, corrected", kind="letter", **keys):
+    options = {"steps": STEPS["large, corrected"], "draws": 256}
+    for key in results.missing(**keys, kind="letter", seed=fields.SEEDS):
         field, _ = fields.noisy_letter(key["seed"])
-        measure(results, key, field, known[key["seed"]], windows, STEPS["large, corrected"], 256)
-    keys |= {"seed": None, "coupling": fields.COUPLINGS[2]}
-    for key in results.missing(task="large, corrected", kind="plain", **keys):
-        field, log_z = fields.plain(key["coupling"])
-        measure(results, key, field, log_z, windows, STEPS["large, corrected"], 256)
+        measure(results, key, field, known[key["seed"]], windows, **options)
+    for key in results.missing(**keys, kind="plain", seed=None, coupling=fields.COUPLINGS[2]):
+        measure(results, key, *fields.plain(key["coupling"]), windows, **options)
+
+
+def in_turn(results: Records, key: dict, *target, **options) -> None:
+    """The methods of ``WIDE``, each from the answer of the one before."""
+    given = None
+    for method in WIDE:
+        given = measure(results, key | {"method": method}, *target, given=given, **options)
 
 
 def measure(
     results: Records, key: dict, field: PairwiseMRF, log_z: float, windows: Grid, steps: int,
-    draws: int,
-) -> None:  # fmt: skip
-    """A fit from the mean field, whose bound is measured by ``draws``."""
+    draws: int, given: NeighborMixture | None = None,
+) -> NeighborMixture:  # fmt: skip
+    """A fit from the mean field or a ``given`` mixture, whose bound is measured by ``draws``."""
     pyro.set_rng_seed(key["run"])
     free, before = timed(mean_field, field, clock=time.process_time)
-    network = None
-    if key["method"] == "NMM-CNN":
-        network = models.MeanFieldCorrection(models.ConvolutionalNMM(1, field.num_classes))
-    options = {"num_steps": steps, "lr": RATES[key["method"]]}
+    network, (name, _, wide), lr = None, key["method"].partition(", "), WIDE | RATES
+    if name == "NMM-CNN":
+        radius = RADIUS if wide else 1
+        network = models.MeanFieldCorrection(models.ConvolutionalNMM(radius, field.num_classes))
+    if given is not None:
+        network = FreeNMM(windows.hood, field.num_classes, given.table, gamma=0.0, epsilon=0.0)
+        network.logits.data.copy_(given.logits)
+    options = {"num_steps": steps, "lr": lr[key["method"]]}
     mix, seconds = timed(fit, field, windows, network, **options, clock=time.process_time)
-    chunk = max(4, 2**15 // field.num_nodes)
+    chunk = min(draws, max(4, 2**15 // field.num_nodes))
     bound, error = loss(mix, field, windows.order, draws, chunk)
     row = {"mean field": free.losses[0].item() + log_z, "bound": bound + log_z, "error": error}
     results.add(**key, **row, seconds={"mean field": before, "fit": seconds})
+    return mix
 
 
 def large(field: models.PairwiseMRF, log_z: float | None, starts: Tensor | None = None) -> dict:
@@ -449,7 +471,7 @@ def deviations(args, results: Records) -> None:
 
 
 TASKS = strips, letter, plain, amortized, scaling, deviations, corrected, large_corrected
-TASKS += many_fields, time_to_divergence
+TASKS += wide_corrected, many_fields, time_to_divergence
 main = command(__doc__, TASKS, results=RESULTS / "fields.jsonl", runs=[0], code="now")
 
 if __name__ == "__main__":

@@ -27,8 +27,14 @@ from torch import Tensor
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import ranks
-from pyro_nmm.ops.entries import Draw, Entries, Wide, entries_of, shift_evidence
+from pyro_nmm.ops.entries import (
+    Draw,
+    Entries,
+    Wide,
+    drawn_terms,
+    entries_of,
+    shift_evidence,
+)
 from pyro_nmm.ops.gibbs import sweep
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 
@@ -122,13 +128,5 @@ def independent(rows: Neighborhood, entries: Entries) -> tuple[Tensor, float]:
 
 def slope_of(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     """``(B,)``: the derivative of log p(y, c) with respect to the log of all concentrations."""
-    choices, labels = rows.source[draw.edges], draw.labels
-    if entries.observed:
-        places = draw.edges, draw.edges
-    else:
-        places = choices * entries.num_classes + labels, choices
-    tables = entries.alpha.flatten(1), entries.total
-    pairs = zip(tables, places, strict=True)
-    above, below = (table.expand(len(place), -1).gather(1, place) for table, place in pairs)
-    same, every = ranks(choices, labels, rows.num_sources, entries.num_classes)
+    above, below, same, every = drawn_terms(rows, entries, draw)
     return (every / (below + every) - same / (above + same)).sum(-1)

@@ -27,8 +27,13 @@ from torch import Tensor
 
 from pyro_nmm import backend
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import ranks
-from pyro_nmm.ops.entries import Draw, Entries, shift_evidence
+from pyro_nmm.ops.entries import (
+    Draw,
+    Entries,
+    drawn_terms,
+    picked,
+    shift_evidence,
+)
 from pyro_nmm.ops.gibbs import sweep
 from pyro_nmm.ops.sampling import uniforms_of
 
@@ -86,23 +91,13 @@ def _reverse(rows: Neighborhood, back: Neighborhood, entries: Entries) -> Entrie
 
 def _log_joint(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     """``(B,)``: the log-probability of choices, labels and evidence."""
-    edges, labels = draw[:2]
-    choices, size = rows.source[edges], entries.num_classes
-    same, every = ranks(choices, labels, rows.num_sources, size)
-
-    def at(table: Tensor, place: Tensor) -> Tensor:
-        return table.flatten(1).expand(len(place), -1).gather(1, place)
-
-    if entries.observed:
-        above, below = at(entries.alpha, edges), at(entries.total, edges)
-        seen = torch.zeros((), dtype=above.dtype, device=above.device)
-    else:
+    above, below, same, every = drawn_terms(rows, entries, draw)
+    log_joint = picked(entries.log_attention, draw.edges) + ((above + same) / (below + every)).log()
+    if not entries.observed:
         by_edge = entries.data.shape[1] == rows.num_edges
-        place = edges if by_edge else torch.arange(rows.num_rows, device=rows.device)
-        above, below = at(entries.alpha, choices * size + labels), at(entries.total, choices)
-        seen = at(entries.data, place * size + labels)
-    odds = (above + same) / (below + every)
-    return (at(entries.log_attention, edges) + odds.log() + seen).sum(-1)
+        place = draw.edges if by_edge else torch.arange(rows.num_rows, device=rows.device)
+        log_joint = log_joint + picked(entries.data, place * entries.num_classes + draw.labels)
+    return log_joint.sum(-1)
 
 
 def _between(start: Entries, end: Entries, share: float) -> Entries:

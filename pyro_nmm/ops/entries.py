@@ -27,7 +27,7 @@ from torch_geometric.utils import segment
 from pyro_nmm import backend
 from pyro_nmm.concentrations import Concentrations, at_labels, totals
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import ChoiceGroups, indicator, on_edges
+from pyro_nmm.ops.counts import ChoiceGroups, indicator, on_edges, ranks
 from pyro_nmm.provenance import untracked
 
 
@@ -75,6 +75,20 @@ class Draw(NamedTuple):
     #: Of observed labels, how many earlier rows chose an edge's source with its label, and with any
     #: label: ``(B, num_edges)`` twice.
     counts: tuple[Tensor, ...] | None = None
+
+
+def picked(table: Tensor, places: Tensor) -> Tensor:
+    """``(B, n)``: the numbers of a table ``(b, ...)`` at places ``(B, n)``."""
+    return table.flatten(1).expand(len(places), -1).gather(1, places)
+
+
+def drawn_terms(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor, ...]:
+    """``(B, num_rows)`` four times, of drawn entries: ``alpha``, ``total``, and how many earlier
+    rows chose the source with the same label, and with any."""
+    choices, size = rows.source[draw.edges], entries.num_classes
+    places = (draw.edges,) * 2 if entries.observed else (choices * size + draw.labels, choices)
+    tables = picked(entries.alpha, places[0]), picked(entries.total, places[1])
+    return *tables, *ranks(choices, draw.labels, rows.num_sources, size)
 
 
 def shift_evidence(rows: Neighborhood, entries: Entries) -> tuple[Entries, Tensor | int]:
@@ -134,7 +148,7 @@ class Wide:
 
     def split(self, numbers: Tensor) -> Draw:
         if self.size == 1:
-            return Draw(numbers, self.labels.expand(len(numbers), -1).gather(1, numbers))
+            return Draw(numbers, picked(self.labels, numbers))
         return Draw(numbers.div(self.size, rounding_mode="floor"), numbers % self.size)
 
 
@@ -148,8 +162,9 @@ class _Predictive(torch.autograd.Function):
         below = total + any_label
         odds = (alpha + same_label).div_(below)
         predicted = rows.sum(weight * odds).log()
-        at_choice = log_weight.expand(len(numbers), -1).gather(1, numbers)
-        log_choice = odds.gather(1, numbers).log_().add_(at_choice).sub_(predicted)
+        log_choice = (
+            odds.gather(1, numbers).log_().add_(picked(log_weight, numbers)).sub_(predicted)
+        )
         ctx.save_for_backward(weight, odds, below, numbers, predicted)
         ctx.rows, ctx.shared = rows, [len(t) == 1 for t in (log_weight, alpha, total)]
         return predicted, log_choice

@@ -88,7 +88,7 @@ def small_fields(smaller):
     smaller(random_fields, STEPS=dict.fromkeys(random_fields.STEPS, 4), SIZES=[8])
     smaller(random_fields, STARTS=1, NARROW={2: [], 4: [], 8: []}, LARGE=[])
     smaller(fields, MANY={"few": ((2, 12), (0.1, 0.6), range(2))})
-    smaller(random_fields, FIVE=[(2, 0.4)], LADDER=[2])
+    smaller(random_fields, FIVE=[(2, 0.4)], LADDER=[2], RUNS=range(1))
 
 
 @pytest.mark.slow
@@ -98,6 +98,11 @@ def test_random_fields(twice, small_fields, tmp_path):
     rows = twice(random_fields.main, f"{tasks} deviations")
     some = {"amortized": 2, "many fields": len(random_fields.ANSWERS), "time": 1}
     assert counts(rows) == dict.fromkeys(tasks.split()[:5], 1) | some
+    fits = twice(random_fields.main, "corrected large_corrected wide_corrected")
+    assert counts(fits) == {"corrected": 6, "large, corrected": 8}
+    for row in fits:
+        assert row["bound"] < row["mean field"] + 4 * row["error"] + 1e-5
+        assert row["bound"] > 0 or row["kind"] == "letter"  # whose log Z is an estimate
     (before,) = twice(random_fields.main, "time_to_divergence --code before")
     assert before["KL"] > 0
     for row in pick(rows, task="many fields"):
