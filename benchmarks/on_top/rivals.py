@@ -17,11 +17,28 @@ from torch.distributions import OneHotCategorical
 from torch.nn import functional as F
 from torch.optim import LBFGS, Adam, RMSprop
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, CorrectAndSmooth, LabelPropagation, Linear
+from torch_geometric.nn import (
+    GCN,
+    CorrectAndSmooth,
+    GATConv,
+    GCNConv,
+    LabelPropagation,
+    Linear,
+    MaskLabel,
+    TransformerConv,
+)
 from torch_geometric.utils import index_to_mask, remove_self_loops, scatter, softmax
 
 from benchmarks.nodes import Field, Messages
-from benchmarks.on_top.data import epochs, held_out_losses, network, shuffled, stopped_early
+from benchmarks.on_top.data import (
+    NUM_EPOCHS,
+    epochs,
+    held_out_losses,
+    network,
+    shuffled,
+    stopped_early,
+    trained,
+)
 from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
 
 Fitted = tuple[Tensor, float]  #: marginals and their loss
@@ -160,18 +177,32 @@ def propagation(data: Data) -> Tensor:
     return by_folds(make, data)[0]
 
 
-def potts(data: Data, probs: Tensor) -> Tensor:
-    """A Potts field on ``probs``, labels clamped, by twenty steps of loopy belief propagation."""
+def fitted_potts(data: Data, probs: Tensor) -> Callable[[Tensor], Tensor]:
+    """
+    A Potts field on ``probs``, by twenty steps of loopy belief propagation: marginals given known
+    labels, which are clamped. The held-out labels given the training labels fit both parameters.
+    """
     ends = torch.stack([data.hood.source, data.hood.target])
     edges, logits = ends[:, ends[0] < ends[1]], probs.clamp(min=1e-6).log()
+    values = [torch.tensor(0.0, requires_grad=True), torch.tensor(-1.0, requires_grad=True)]
 
-    def marginals(log_scale: Tensor, coupling: Tensor, steps: int = 20) -> Tensor:
+    def make(known: Tensor, steps: int = 20) -> Tensor:
+        log_scale, coupling = values
         same = F.softplus(coupling) * torch.eye(logits.shape[1])
         nodes = (logits * log_scale.exp()).log_softmax(-1)
         field = Field(edges, nodes, same.expand(edges.shape[1], -1, -1))
-        return Messages(field.clamped(data.y, data.train_mask), steps=steps).marginals()
+        return Messages(field.clamped(data.y, known), steps=steps).marginals()
 
-    return by_likelihood(marginals, [0.0, -1.0], data, steps=30)[0]
+    def loss() -> Tensor:
+        held = make(data.train_mask)[data.val_mask].clamp(min=1e-12)
+        return F.nll_loss(held.log(), data.y[data.val_mask])
+
+    fit(loss, values, steps=30)
+    return torch.no_grad()(make)
+
+
+def potts(data: Data, probs: Tensor) -> Tensor:
+    return fitted_potts(data, probs)(data.train_mask)
 
 
 def fitted_pool(data: Data) -> Callable[[Tensor], Tensor]:
@@ -272,3 +303,91 @@ def gmnn(data: Data, num_epochs: int = 100) -> Tensor:
     data = data.clone()
     data.logits = min(map(one_round, (0.01, 0.05)), key=lambda found: found[0])[1]
     return temperature(data)
+
+
+class MaskedLabels(nn.Module):
+    """
+    Predicts labels from features and from known labels of other nodes (UniMP, Shi et al. 2021,
+    "Masked Label Prediction", IJCAI): an embedding of each known label is added to a node's hidden
+    units. Then come the layers of the backbone or, for an MLP, the attention of UniMP.
+    """
+
+    def __init__(self, kind: str, num_features: int, num_classes: int, width: int = 64) -> None:
+        super().__init__()
+        layer, wide = {
+            "gcn": (GCNConv, {"cached": True}),
+            "gat": (GATConv, {"heads": 4, "concat": False}),
+            "mlp": (TransformerConv, {"heads": 4, "concat": False, "beta": True}),
+        }[kind]
+        self.features, self.labels = Linear(num_features, width), MaskLabel(num_classes, width)
+        self.norm = nn.LayerNorm(width)  # features of small rows would drown beside the labels
+        self.first, self.last = layer(width, width, **wide), layer(width, num_classes, **wide)
+
+    def forward(self, x: Tensor, edges: Tensor, y: Tensor, known: Tensor) -> Tensor:
+        hidden = F.dropout(self.labels(self.norm(self.features(x)), y, known), 0.5, self.training)
+        hidden = F.dropout(self.first(hidden, edges).relu(), 0.5, self.training)
+        return self.last(hidden, edges)
+
+
+def masked_labels(data: Data, num_epochs: int = 300) -> Callable[[Tensor], Tensor]:
+    """
+    Marginals of :class:`MaskedLabels` given known labels. In each epoch a random share of the
+    training labels is known and the others are predicted. The held-out labels choose the epoch and
+    the share, and fit a temperature and a floor.
+    """
+    fits = []
+    for share in (0.3, 0.7):
+        module = MaskedLabels(data.backbone, data.num_features, data.logits.shape[1])
+        optimizer = Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
+        for _ in range(num_epochs):
+            module.train()
+            optimizer.zero_grad()
+            known = MaskLabel.ratio_mask(data.train_mask, share)
+            out = module(data.x, data.edge_index, data.y, known)[data.train_mask & ~known]
+            F.cross_entropy(out, data.y[data.train_mask & ~known]).backward()
+            optimizer.step()
+            module.eval()
+            with torch.no_grad():
+                out = module(data.x, data.edge_index, data.y, data.train_mask)
+            loss = held_out_losses(out, data)[1]
+            if not fits or loss < fits[-1][0]:
+                fits.append((loss, copy.deepcopy(module)))
+    best = fits[-1][1]
+
+    @torch.no_grad()
+    def make(known: Tensor) -> Tensor:
+        return best(data.x, data.edge_index, data.y, known).softmax(-1)
+
+    return rescaled(make, data)
+
+
+def rescaled(make: Callable[[Tensor], Tensor], data: Data) -> Callable[[Tensor], Tensor]:
+    """``make`` with a temperature and a floor, which the held-out labels fit once."""
+    values = [torch.zeros((), requires_grad=True), torch.tensor(-4.0, requires_grad=True)]
+    held, labels = data.val_mask, data.y[data.val_mask]
+
+    def at(probs: Tensor) -> Tensor:
+        return floored(scaled(probs.clamp(min=1e-6).log(), values[0]), values[1])
+
+    start = make(data.train_mask)[held]
+    fit(lambda: F.nll_loss(at(start).double().clamp(min=1e-12).log(), labels), values)
+    return lambda known: at(make(known)).detach()
+
+
+def ensemble(data: Data, size: int = 5) -> Tensor:
+    """``(M, N, C)``: logits of the classifier and of others from other random seeds."""
+    others = [trained(data.backbone, data, 1000 + number) for number in range(size - 1)]
+    return torch.stack([data.logits, *others])
+
+
+def dropout(data: Data, size: int = 100) -> Tensor:
+    """``(M, N, C)``: logits of a classifier with random dropout (Gal and Ghahramani 2016)."""
+    module = network(data.backbone, data.num_features, data.logits.shape[1])
+    inputs, adam = (data.x, data.edge_index), Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
+    taught = inputs, data.y, data.train_mask
+    every = epochs(module, adam, taught, NUM_EPOCHS)
+    states = ((out, copy.deepcopy(module.state_dict())) for out in every)
+    _, state = stopped_early(states, lambda found: held_out_losses(found[0], data))
+    module.load_state_dict(state)
+    module.train()
+    return torch.stack([module(*inputs).detach() for _ in range(size)])

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn import functional as F
 from torch_geometric.data import Data
-from torch_geometric.utils import index_to_mask
+from torch_geometric.utils import index_to_mask, to_undirected
 
 from benchmarks.nodes import evaluate, node_scores
 from benchmarks.on_top import rivals, stages
@@ -23,9 +23,9 @@ from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, so
 from benchmarks.shared.graphs import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick, read
 from benchmarks.shared.timing import timed
-from pyro_nmm import NeighborMixture, Posterior
+from pyro_nmm import Neighborhood, NeighborMixture, Posterior
 from pyro_nmm.metrics import independent_pairs
-from pyro_nmm.models import StackedNMM, edge_weights
+from pyro_nmm.models import StackedNMM, edge_weights, random_blocks
 from pyro_nmm.sources import communities
 
 FILE = RESULTS / "calibration.jsonl"
@@ -36,6 +36,8 @@ FITTED, UPDATED = "StackedNMM, fitted parameters", "StackedNMM, updated"
 ELSEWHERE = "StackedNMM, the other graph's priors"
 #: Sizes of sets, shares of labels, and numbers of answers, of all that are asked for.
 SIZES, SHARES, SHOWN, QUESTIONS = [10, 30, 100, None], [0.0, 0.1, 0.3, 0.5], [0, 5, 10, 20], 20
+#: Numbers of nodes, of random graphs with three edges for each node.
+LARGE = [10_000, 100_000, 1_000_000]
 #: Scores that are stored, by their name in other benchmarks.
 FIELDS = {"test": "test", "joint": "joint", "own product": "own product", "conditional": "pairs"}
 
@@ -217,7 +219,25 @@ def revealed(args, results: Records) -> None:
         results.add(**key, **found, seconds=seconds)
 
 
-TASKS = priors, splits, edges, labels, counts, questions, weights, revealed
+def large(args, results: Records) -> None:
+    """Seconds of the likelihood of half of a random graph's labels, at once and in ten blocks."""
+    for key in results.missing(task="large", nodes=LARGE, particles=16):
+        number = key["nodes"]
+        pyro.set_rng_seed(0)
+        y, edges = torch.randint(3, (number,)), torch.randint(number, (2, 3 * number))
+        hood = Neighborhood(to_undirected(edges, num_nodes=number), number)
+        place = torch.arange(number) * 4 // number
+        own = hood, F.one_hot(y, 3) + torch.randn(number, 3), y, place == 0
+        module = StackedNMM(3).fit(*own, place == 1, num_steps=5)
+        row, test = {}, place > 1
+        for size in (1, 10):
+            posterior = module.posterior(*own, num_draws=0, stages=random_blocks(test, size))
+            value, seconds = timed(posterior.log_likelihood, y, test, key["particles"])
+            row[f"{size} blocks"] = {"seconds": seconds, "joint": value.item() / int(test.sum())}
+        results.add(**key, edges=hood.num_edges, **row)
+
+
+TASKS = priors, splits, edges, labels, counts, questions, weights, revealed, large
 OPTIONS: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
 OPTIONS |= {"splits": [0, 1, 2, 3, 4], "num_folds": 3, "methods": list(METHODS)}
 OPTIONS |= {"data_root": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}

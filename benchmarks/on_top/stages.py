@@ -3,7 +3,9 @@
 
 """Log-likelihood of all test labels, by products of marginals, by the chain rule, and by stages."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,26 +38,31 @@ def log_probs(probs: Tensor, y: Tensor, part: Tensor) -> Tensor:
     return probs[part, y[part]].double().clamp(min=1e-12).log()
 
 
+def mixture(logits: Tensor, data: Data) -> dict:
+    """
+    Members' joint distribution, a mixture of products: the logarithm of the mean over members of
+    the likelihood of all labels. The held-out labels fit the temperature.
+    """
+    scale = torch.zeros((), requires_grad=True)
+
+    def joint(part: Tensor) -> Tensor:
+        probs = rivals.scaled(logits.double(), scale)
+        terms = torch.stack([log_probs(member, data.y, part).sum() for member in probs])
+        return (terms.logsumexp(0) - math.log(len(terms))) / int(part.sum())
+
+    rivals.fit(lambda: -joint(data.val_mask), [scale])
+    return {"joint": joint(data.test_mask).item()}
+
+
 def correct_and_smooth(data: Data) -> Callable[[Tensor], Tensor]:
     """Marginals given known labels; settings and recalibration as given the training labels."""
     start, fits = rivals.temperature(data), []
     for pair in rivals.PAIRS:
-        logits = rivals.smoothed(data, start, data.train_mask, *pair).clamp(min=1e-6).log()
-        values = [torch.zeros((), requires_grad=True), torch.tensor(-4.0, requires_grad=True)]
-
-        def loss(logits: Tensor = logits, values: list[Tensor] = values) -> Tensor:
-            probs = rivals.floored(rivals.scaled(logits, values[0]), values[1])
-            return -log_probs(probs, data.y, data.val_mask).mean()
-
-        rivals.fit(loss, values)
-        fits.append((loss().item(), pair, [value.detach() for value in values]))
-    _, pair, (scale, floor) = min(fits, key=lambda found: found[0])
-
-    def make(known: Tensor) -> Tensor:
-        logits = rivals.smoothed(data, start, known, *pair).clamp(min=1e-6).log()
-        return rivals.floored(rivals.scaled(logits, scale), floor)
-
-    return make
+        spread = partial(rivals.smoothed, data, start, first=pair[0], second=pair[1])
+        make = rivals.rescaled(spread, data)
+        loss = -log_probs(make(data.train_mask), data.y, data.val_mask).mean().item()
+        fits.append((loss, make))
+    return min(fits, key=lambda found: found[0])[1]
 
 
 def fitted(data: Data, **options) -> StackedNMM:
@@ -88,6 +95,15 @@ METHODS: dict[str, Callable[[Data], dict]] = {
     "temperature": lambda data: product(rivals.temperature(data), data),
     "C&S": lambda data: product(correct_and_smooth(data)(data.train_mask), data),
     "C&S as a chain": lambda data: chain(correct_and_smooth(data), data),
+    "Potts as a chain": lambda data: chain(
+        rivals.fitted_potts(data, data.logits.softmax(-1)), data
+    ),
+    "Potts on the pool as a chain": lambda data: chain(
+        rivals.fitted_potts(data, rivals.pool_alone(data)), data
+    ),
+    "masked labels as a chain": lambda data: chain(rivals.masked_labels(data), data),
+    "ensemble": lambda data: mixture(rivals.ensemble(data), data),
+    "dropout": lambda data: mixture(rivals.dropout(data), data),
     "the pool": lambda data: product(rivals.pool_alone(data), data),
     "the pool as a chain": lambda data: chain(rivals.fitted_pool(data), data),
     "StackedNMM, product of marginals": marginals,

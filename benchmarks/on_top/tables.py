@@ -10,9 +10,19 @@ from pandas import DataFrame
 
 from benchmarks.on_top import stages
 from benchmarks.on_top.data import HETEROPHILOUS
-from benchmarks.on_top.run import ELSEWHERE, FITTED, METHODS, OURS, POOL, SCORES, SHOWN, UPDATED
+from benchmarks.on_top.run import (
+    ELSEWHERE,
+    FITTED,
+    LARGE,
+    METHODS,
+    OURS,
+    POOL,
+    SCORES,
+    SHOWN,
+    UPDATED,
+)
 from benchmarks.shared import tables as shown
-from benchmarks.shared.records import Files
+from benchmarks.shared.records import Files, pick
 from benchmarks.shared.tables import Cell, Paired, against, average, bracketed, count, only, table
 
 CELL, RUN = ["graph", "backbone"], ["split", "fold"]
@@ -23,6 +33,7 @@ PARAMETERS = {"pool.log_scale": "log s", "pool.neighbors": "a", "pool.labels": "
 PARAMETERS |= {"pool.agreement": "η", "pool.offsets": "sd of b", "log_kappa": "log κ"}
 PARAMETERS |= {"log_floor": "log ε", "gamma": "γ", "similarity": "β"}
 OWN = {OURS, FITTED, POOL, SCORES, ELSEWHERE}
+NODES = {f"{number:,}": f"{number:,}" for number in LARGE}
 #: Columns that exist without rows, too.
 FIELDS = ("dataset", "backbone", "method", "pairs", "own product", "joint", "nll", "brier", "share")
 FIELDS += ("size", "communities")
@@ -243,10 +254,12 @@ def calibration_priors(files: Files) -> str:
 
 
 def of_all_labels(files: Files) -> DataFrame:
-    rows = rows_of(files, "revealed")
-    return rows.assign(
-        nll=-rows["joint"], method=shown.ordered(rows["method"], list(stages.METHODS))
-    )
+    """Also SPN's rows of the held-out folds that other methods have."""
+    spn = pick(files.get("nodes_rivals", []), task="published", method="SPN", fold=0)
+    more = [row | {"task": "revealed", "method": "SPN as a chain"} for row in spn]
+    rows = rows_of({"calibration": files["calibration"] + more}, "revealed")
+    names = ["SPN as a chain", *stages.METHODS]
+    return rows.assign(nll=-rows["joint"], method=shown.ordered(rows["method"], names))
 
 
 def all_test_labels(files: Files) -> str:
@@ -283,8 +296,18 @@ def numbers_of_blocks(files: Files) -> str:
     return table(rows, CELL, cells)
 
 
+def stages_of_large_graphs(files: Files) -> str:
+    rows = shown.frame(files["calibration"], task="large")
+    rows["nodes"] = shown.ordered(rows["nodes"].map("{:,.0f}".format), NODES)
+    cells: dict = {"edges": average("edges", ",.0f"), "particles": average("particles", ".0f")}
+    for size in (1, 10):
+        cells[f"{size} blocks, s"] = average(f"{size} blocks.seconds", ".1f")
+    ratio = rows["10 blocks.seconds"] / rows["1 blocks.seconds"]
+    return table(rows.assign(ratio=ratio), ["nodes"], cells | {"times": average("ratio", ".2f")})
+
+
 TABLES = (calibration, missed_cells, contributions, new_labels, counts_in_sets)
 TABLES += (without_a_graph_network, heterophilous_methods, edge_scores)
 TABLES += (calibration_in_short, heterophilous_methods_in_short)
 TABLES += (twenty_questions, weights_of_edges, calibration_priors)
-TABLES += (all_test_labels, numbers_of_blocks)
+TABLES += (all_test_labels, numbers_of_blocks, stages_of_large_graphs)

@@ -6,11 +6,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from operator import methodcaller
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.arguments import as_expected, as_shape, check_integers, expect, expect_all
@@ -48,22 +48,18 @@ class StagedPosterior(Posterior):
 
     Cost: for each block a pool, :math:`O(E C)` 21 times; :meth:`sample` for each draw and block.
 
-    :param Posterior first: the posterior of the first block.
+    :param Posterior first: the posterior of the first block. :meth:`marginals` and :meth:`pairwise`
+        average over as many draws of earlier blocks as it has components.
     :param given: the posterior given labels ``(N,)`` where a mask ``(N,)`` is true.
     :param Tensor block: ``(N,)`` block ``0..B - 1`` of each unobserved node.
-    :param int num_paths: draws of earlier blocks, over which :meth:`marginals` and
-        :meth:`pairwise` average. Half as many have 1.4 times the standard error.
     """
 
     def __init__(
-        self, first: Posterior, given: Callable[[Tensor, Tensor], Posterior], block: Tensor,
-        num_paths: int,
-    ) -> None:  # fmt: skip
-        check_integers(1, num_paths=num_paths)
+        self, first: Posterior, given: Callable[[Tensor, Tensor], Posterior], block: Tensor
+    ) -> None:
         parts = first.hood, first.logits, first.components, first.channel
         super().__init__(*parts, is_exact=first.is_exact, weighted=first.weighted)
-        self.first, self.given, self.num_paths = first, given, num_paths
-        self.block = block.masked_fill(self.observed, -1)
+        self.first, self.given, self.block = first, given, block.masked_fill(self.observed, -1)
 
     def _at(self, number: int, labels: Tensor) -> Posterior:
         """The posterior of a block given labels ``(N,)`` of all earlier ones."""
@@ -73,15 +69,14 @@ class StagedPosterior(Posterior):
     def _stages(self, query: str, y: Tensor, observed: Tensor | None) -> Iterator[tuple]:
         """For each block its posterior, all labels, and a mask of its nodes."""
         nodes, labels = self._new(query, y, observed)
-        every, new = self.labels.index_copy(0, nodes, labels), torch.zeros_like(self.observed)
+        every, new = self.labels.index_copy(0, nodes, labels), index_to_mask(nodes, len(self.block))
         number = self.block[nodes].unique().tolist()
-        new[nodes] = True
         missing = ~self.observed & (self.block < max(number, default=0)) & ~new
         if missing.any():
             node = int(missing.nonzero()[0])
             raise ValueError(
-                f"observed leaves out node {node}, of an earlier block than its last one: give "
-                f"stages=random_blocks(observed, number), where such nodes are in the last block"
+                f"observed leaves out node {node}, of an earlier block: give stages="
+                "random_blocks(observed, number), where such nodes are in the last block"
             )
         for k in number:
             yield self._at(k, every), every, new & (self.block == k)
@@ -108,46 +103,42 @@ class StagedPosterior(Posterior):
         """``(*sample_shape, K)``: joint draws, block by block: :meth:`Posterior.sample`."""
         nodes, shape = as_nodes(self.hood, nodes), as_shape(sample_shape)
         labels = self.labels.repeat(shape.numel(), 1)
-        last = int(self.block[nodes].max()) if len(nodes) else -1
-        for number in self.block.unique().tolist():
-            inside = nodes if number == last else torch.arange(len(self.block)).to(nodes)
-            part = inside[self.block[inside] == number]
-            if number == 0:
+        last = max(self.block[nodes].tolist(), default=-1)
+        drawn = (self.block < last).index_fill(0, nodes, True)
+        for k in range(last + 1):
+            part = (drawn & (self.block == k)).nonzero()[:, 0]
+            if k == 0:
                 labels[:, part] = self.first.sample((len(labels),), part)
-            elif 0 < number <= last:
+            elif len(part):
                 for row in labels:
-                    row[part] = self._at(number, row).sample((), part)
+                    row[part] = self._at(k, row).sample((), part)
         return labels[:, nodes].view(*shape, len(nodes))
 
     @cached_property
     def paths(self) -> Tensor:
-        """``(num_paths, N)``: draws of the labels of all blocks but the last."""
-        nodes = (self.block < self.block.max()).nonzero()[:, 0]
-        labels = self.labels.repeat(self.num_paths, 1)
-        return labels.index_copy(1, nodes, self.sample((self.num_paths,), nodes))
+        """``(S, N)``: draws of the labels of all blocks but the last."""
+        nodes, number = (self.block < self.block.max()).nonzero()[:, 0], len(self.components)
+        labels = self.labels.repeat(number, 1)
+        return labels.index_copy(1, nodes, self.sample((number,), nodes))
 
-    def _mean(self, number: int, query: Callable[[Posterior], Tensor]) -> Tensor:
-        """Of a query of a block's posterior, over the paths."""
-        if number == 0:
-            return query(self.first)
-        return torch.stack([query(self._at(number, path)) for path in self.paths]).mean(0)
+    def _average(self, number: Tensor, table: Tensor, query: Callable) -> Tensor:
+        """Fill rows of a table by a query of each row's block, averaged over the paths."""
+        for k in number.unique().tolist():
+            some = (number == k).nonzero()[:, 0]
+            every = [self.first] if k <= 0 else [self._at(k, path) for path in self.paths]
+            table[some] = torch.stack([query(posterior, some) for posterior in every]).mean(0)
+        return table
 
     def _marginals(self, rows: Neighborhood) -> Tensor:
-        number = self.block[rows.nodes].clamp(min=0)
-        table = self.logits.new_zeros(rows.num_rows, self.num_classes)
-        for k in number.unique().tolist():
-            some = number == k
-            table[some] = self._mean(k, Posterior.marginals)[rows.nodes[some]]
-        return table
+        table, nodes = self.logits.new_empty(rows.num_rows, self.num_classes), rows.nodes
+        return self._average(self.block[nodes], table, lambda p, some: p.marginals()[nodes[some]])
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """``(P, C, C)``: :meth:`Posterior.pairwise` of the later node's block, over the paths."""
         check_pairs(self.hood, pairs)
-        size, number = self.num_classes, self.block[pairs].amax(0).clamp(min=0)
-        table = self.logits.new_zeros(pairs.shape[1], size, size)
-        for k in number.unique().tolist():
-            table[number == k] = self._mean(k, methodcaller("pairwise", pairs[:, number == k]))
-        return table
+        number, size = self.block[pairs].amax(0), self.num_classes
+        table = self.logits.new_empty(len(number), size, size)
+        return self._average(number, table, lambda p, some: p.pairwise(pairs[:, some]))
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: a query that would sum over labels of earlier blocks."""
@@ -164,9 +155,8 @@ def mixtures(
     data: GraphScores, formulas: Sequence[Formula], revealed: Tensor | None = None
 ) -> list[NeighborMixture]:
     """Mixtures by formulas, whose sources have expected counts of revealed labels."""
-    formula, hood, weight = formulas[0], data.hood, data.edge_weight
-    inputs, _ = formula.inputs(data)
-    parameters = (drawn(hood, inputs, weight) for drawn in formulas)
+    formula, (inputs, _) = formulas[0], formulas[0].inputs(data)
+    parameters = (drawn(data.hood, inputs, data.edge_weight) for drawn in formulas)
     if revealed is not None:
         parameters = (formula.counted(data, revealed, *each) for each in parameters)
     return list(formula.mixtures(data, parameters))
@@ -177,24 +167,21 @@ def posteriors(
     revealed: Tensor | None = None,
 ) -> list[Posterior]:  # fmt: skip
     """Posteriors by formulas given the labels in the pool, and labels of an ``observed`` mask."""
-    every = mixtures(data, formulas, revealed)
-    if observed.any():
-        return [mixture.condition(data.y, observed, share) for mixture in every]
-    return [mixture.prior(share) for mixture in every]
+    some, every = bool(observed.any()), mixtures(data, formulas, revealed)
+    return [m.condition(data.y, observed, share) if some else m.prior(share) for m in every]
 
 
 def staged(data: GraphScores, formula: Formula, block: Tensor, first: Posterior) -> StagedPosterior:
     """Posterior by a formula, of labels that are revealed in blocks."""
     new = torch.zeros_like(data.known) if data.new is None else data.new
-    number = len(first.components)
 
     def given(y: Tensor, known: Tensor) -> Posterior:
         known = known & (data.known | ~new)  # new labels are in the pool or not, as before
         later, revealed = replace(data, y=y, known=known), known & ~data.known
         # A known node has a source of its own, so only new labels are conditioned on.
-        return posteriors(later, [formula], number, new, revealed)[0]
+        return posteriors(later, [formula], len(first.components), new, revealed)[0]
 
-    return StagedPosterior(first, given, block, number)
+    return StagedPosterior(first, given, block)
 
 
 @torch.no_grad()
@@ -204,8 +191,8 @@ def joint_nll(copies: Sequence[tuple[GraphScores, Tensor]], formula: Formula, nu
     for data, out in copies:
         data = replace(data, known=data.known & ~out)
         first = posteriors(data, [formula], 1, data.known)[0]
-        posterior = staged(data, formula, random_blocks(out, number), first)
-        total -= float(posterior.log_likelihood(data.y, out))
+        blocks = random_blocks(out, number)
+        total -= float(staged(data, formula, blocks, first).log_likelihood(data.y, out))
     return total
 
 

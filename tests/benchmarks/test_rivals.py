@@ -4,6 +4,7 @@
 """Rivals that are written here, against their equations, enumeration and planted answers."""
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import networkx as nx
@@ -14,14 +15,14 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
 from torch_geometric.nn import GCN
-from torch_geometric.utils import to_dense_adj
+from torch_geometric.utils import index_to_mask, to_dense_adj
 
 import benchmarks.links.run as links
 from benchmarks.latent import hidden
 from benchmarks.latent.annotators import AnnotatedPotts, around
 from benchmarks.links.run import Problem
 from benchmarks.nodes import spn
-from benchmarks.on_top import rivals
+from benchmarks.on_top import rivals, stages
 from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets import link_split
 from pyro_nmm.models import Annotators, grid_edges, temperature_scaling
@@ -61,6 +62,33 @@ def test_calibrations_of_few_parameters():
     losses = [F.nll_loss(fit(data)[held].log(), y[held]) for fit in fits]
     assert losses[0] <= losses[1] <= losses[2]  # the fewer the limits, the better the fit
     assert losses[3] < losses[2] + 1e-4
+
+
+def test_joint_likelihood_of_a_mixture():
+    """One member has the product of its marginals; of two, the mean of their likelihoods."""
+    logits, held = 2 * torch.randn(60, 3), torch.rand(60) < 0.5
+    y = torch.distributions.Categorical(logits=logits / 3).sample()
+    data = Data(y=y, logits=logits, val_mask=held, test_mask=~held)
+    alone = stages.product(rivals.temperature(data), data)["joint"]
+    assert stages.mixture(logits.expand(3, -1, -1), data)["joint"] == pytest.approx(alone, abs=1e-3)
+    sure = F.one_hot(y, 3) * 1e3
+    two = stages.mixture(torch.stack([sure, sure.roll(1, 1)]).float(), data)["joint"]
+    assert two == pytest.approx(-math.log(2) / int((~held).sum()))
+
+
+@pytest.mark.parametrize("kind", ["gcn", "gat", "mlp"])
+def test_masked_labels_read_known_labels(kind):
+    """Without features, and with a label for each clique."""
+    y, order = torch.arange(12).repeat_interleave(10) % 3, torch.randperm(120)
+    train, held = (index_to_mask(order[part], 120) for part in (slice(36), slice(36, 60)))
+    hood = to_hood(nx.connected_caveman_graph(12, 10))
+    edges = torch.stack([hood.source, hood.target])
+    data = Data(x=torch.zeros(120, 4), edge_index=edges, y=y, train_mask=train, val_mask=held)
+    data.logits, data.backbone, rest = torch.zeros(120, 3), kind, ~(train | held)
+    make = rivals.masked_labels(data, num_epochs=100)
+    right = (make(train | held).argmax(-1) == y)[rest].double().mean()
+    none = (make(torch.zeros_like(train)).argmax(-1) == y)[rest].double().mean()
+    assert right > max(0.8, none + 0.2)
 
 
 def test_gmnn_learns_from_its_neighbours(monkeypatch):

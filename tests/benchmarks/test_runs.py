@@ -309,15 +309,18 @@ def test_labels_counts_weights_priors_and_questions(on_cliques):
 def test_all_test_labels(on_cliques, smaller):
     """A chain of one block is the product of the marginals, and two estimates agree."""
     smaller(stages, CHAIN=1, STAGES=(1, 3))
-    rows = on_cliques("revealed --splits 100")
+    smaller(on_top, LARGE=[10_000])
+    *rows, large = on_cliques("revealed large --splits 100")
     assert counts(rows) == {"revealed": len(stages.METHODS)}
+    assert large["10 blocks"]["joint"] == pytest.approx(large["1 blocks"]["joint"], abs=0.01)
     joint = {row["method"]: row["joint"] for row in rows}
     for name in ("C&S", "the pool"):
         assert joint[f"{name} as a chain"] == pytest.approx(joint[name], abs=1e-4)
+    assert joint["ensemble"] != joint["dropout"]
     assert joint["StackedNMM"] > joint["StackedNMM, product of marginals"]
     assert rows[-1]["blocks"]["1"] == pytest.approx(joint["StackedNMM"], abs=0.02)
     assert rows[-1]["joint"] == rows[-1]["blocks"][str(rows[-1]["chosen"])]
-    assert all("|" in make({"calibration": rows}) for make in ON_TOP[-2:])
+    assert all("|" in make({"calibration": [*rows, large]}) for make in ON_TOP[-3:])
 
 
 @pytest.fixture

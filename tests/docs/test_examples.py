@@ -63,6 +63,19 @@ def test_few_labels(tmp_path, capsys):
     assert "share of the NMM" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_counts_of_a_region(tmp_path, seed):
+    """Intervals by stages hold the most counts, and intervals of a product the fewest."""
+    example = load("examples/counts_of_a_region.py")
+    result = run(example, tmp_path, "--num-seeds", "1", "--first-seed", str(seed))
+    rows = {name: row for name, [row] in result["counts"].items()}
+    names = example.STAGED, example.JOINT, example.PRODUCT
+    staged, joint, product = (rows[name]["coverage"] for name in names)
+    assert staged > joint > product
+    assert staged > 0.6
+    assert min(result["asked"][example.TOGETHER]) > 0
+
+
 def test_node_classification(tmp_path, monkeypatch):
     steps = vars(inspect.unwrap(StackedNMM.fit).__kwdefaults__["options"])
     monkeypatch.setitem(steps, "num_steps", 60)
