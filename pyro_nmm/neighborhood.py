@@ -3,6 +3,8 @@
 
 """The neighbourhoods ``n(i)`` of a graph as sorted rows of edges."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 from torch_geometric.utils import coalesce, cumsum, scatter, segment, softmax
@@ -82,6 +84,13 @@ class Neighborhood:
         self._last_rows, self._last_pairs = LastCall(), LastCall()
         return self
 
+    def __getstate__(self) -> dict:
+        # What was derived inside a transform of torch.func cannot be saved.
+        own = vars(self).items()
+        return {
+            k: v for k, v in own if not isinstance(getattr(type(self), k, None), cached_property)
+        }
+
     @classmethod
     @torch.inference_mode(False)
     def of_rows(cls, num_nodes, nodes, ptr, source, edge=None, num_sources=None) -> "Neighborhood":
@@ -153,6 +162,8 @@ class Neighborhood:
     @torch.inference_mode(False)
     def take(self, rows: Tensor, num_edges: int | None = None) -> "Neighborhood":
         """Some rows ``(R,)``, in that order, at a cost linear in their edges."""
+        if num_edges is not None:
+            check_integers(0, num_edges=num_edges)
         rows = as_expected("rows", rows, ("R",), kind="integers", like=self).long()
         try:
             nodes = self.nodes.index_select(0, rows)

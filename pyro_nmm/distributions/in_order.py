@@ -56,6 +56,8 @@ class InOrder(GraphDistribution):
         size = self.observed_rows.num_rows
         if order is not None:
             self._position = order_to_rows(self.observed_rows, order)
+        elif not two_blocks.runs_on(self.hood.device):
+            self._position = torch.randperm(size)
         self.estimator = as_member(score_costs.ScoreEstimator, estimator=estimator)
         self.alpha, self.logits = parameters.alpha, parameters.logits
         self.num_classes = parameters.num_classes
@@ -68,7 +70,7 @@ class InOrder(GraphDistribution):
 
     @derived
     def _position(self) -> Tensor:
-        # Sweeps in two blocks need no order.
+        # Of a random order on a device, where sweeps in two blocks need none.
         return torch.randperm(self.observed_rows.num_rows, device=self.hood.device)
 
     @derived
@@ -94,6 +96,10 @@ class InOrder(GraphDistribution):
     def expand(self, batch_shape, _instance=None):
         _ = self.rows  # in the same order
         return super().expand(batch_shape, _instance)
+
+    def __getstate__(self) -> dict:
+        _ = self._position  # of the copy, too
+        return dict(vars(self))
 
     @abstractmethod
     def _data_of(self, rows: Neighborhood) -> Tensor:

@@ -139,3 +139,11 @@ def test_components_take_few_rounds(kind, monkeypatch):
     assert len(rounds) < 20
     hood.restrict(torch.rand(size) < 0.9).components()
     assert len(rounds) < 40
+
+
+def test_a_graph_is_saved_after_a_transform(tmp_path):
+    """What it keeps is a tensor of the transform, which has no storage."""
+    hood = Neighborhood.grid(2, 2)
+    torch.func.grad(lambda logits: hood.logsumexp(logits).sum())(torch.zeros(hood.num_edges))
+    torch.save(hood, tmp_path / "hood.pt")
+    assert torch.equal(torch.load(tmp_path / "hood.pt", weights_only=False).row, hood.row)

@@ -6,6 +6,7 @@ Choices in an order, given labels, permuted labels, evidence of nodes or of edge
 enumeration and against a loop over nodes. All of these amount to evidence of edges.
 """
 
+import copy
 import itertools
 from functools import partial
 
@@ -408,3 +409,9 @@ def test_a_step_evaluates_its_draw_once(monkeypatch):
     model = partial(field.model, collapsed=True)
     elbo.loss_and_grads(model, partial(field.guide, collapsed=True, estimator="reward_to_go"))
     assert len(calls) == 1
+
+
+def test_copies_have_the_same_order(way):
+    hood = two_triangles()
+    q = NeighborMixture(hood, *parameters(hood, 2)).choices(torch.arange(hood.num_nodes) % 2)
+    assert torch.equal(copy.deepcopy(q).order, q.order)
