@@ -57,7 +57,7 @@ class InOrder(GraphDistribution):
         if order is not None:
             self._position = order_to_rows(self.observed_rows, order)
         elif not two_blocks.runs_on(self.hood.device):
-            self._position = torch.randperm(size)
+            self._position = torch.randperm(size, device=self.hood.device)
         self.estimator = as_member(score_costs.ScoreEstimator, estimator=estimator)
         self.alpha, self.logits = parameters.alpha, parameters.logits
         self.num_classes = parameters.num_classes

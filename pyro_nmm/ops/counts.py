@@ -22,8 +22,7 @@ def ranks(choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int) -> 
     # One sorted list for both takes half of the calls to a GPU.
     by_label = torch.add(labels, choices, alpha=num_classes) + num_nodes
     both = Groups(torch.cat([by_label, choices], 1), num_nodes * (num_classes + 1))
-    same, every = (both.rank - both.first).view(len(choices), -1).chunk(2, 1)
-    return same, every
+    return (both.rank - both.first).view(len(choices), 2, choices.shape[1]).unbind(1)
 
 
 class Groups:

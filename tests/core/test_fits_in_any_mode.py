@@ -251,7 +251,7 @@ def test_a_fit_is_the_same_in_every_mode(name):
 
 
 @pytest.mark.parametrize("name", [name for name in FITS if name != "NeighborMixtureClassifier"])
-def test_a_fit_on_a_device(device, name):
+def test_a_fit_on_a_device(device, name, way):
     """The same, up to rounding, if the device draws the CPU's random numbers in the CPU's order."""
     values = result(name, place=device)
     assert all(value.isfinite().all() for value in values)
