@@ -5,18 +5,13 @@
 
 from __future__ import annotations
 
-import matplotlib
-import matplotlib.pyplot as plt
 import numpy as np
 
-from drawing import BLUE, ORANGE, save
+from drawing import BLUE, GREEN, ORANGE, canvas, save
 
 
 def draw(output, y, known, draws, truth, chosen) -> None:
-    matplotlib.use("Agg")
-    plt.rcParams.update({"font.size": 12, "axes.spines.top": False, "axes.spines.right": False})
-    figure = plt.figure(figsize=(13, 4.4), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1.3, 1])
+    figure, (left, middle, right) = canvas(1, 3, (13, 4.4), 12, width_ratios=[1, 1.3, 1])
     size = len(y)
     for axis in (left, right):
         axis.imshow(y, cmap="Pastel1", vmin=0, vmax=8)
@@ -24,7 +19,8 @@ def draw(output, y, known, draws, truth, chosen) -> None:
     row, column = np.divmod(known.nonzero()[:, 0].numpy(), size)
     left.plot(column, row, ".", color="black", ms=4)
     left.set_title(f"The map, and {len(row)} known labels")
-    shown = ("product of marginals", ORANGE, -0.2), ("joint, ten stages", BLUE, 0.2)
+    shown = ("product of marginals", ORANGE, -0.25), ("chain rule", GREEN, 0.0)
+    shown += (("joint, ten stages", BLUE, 0.25),)
     for name, color, shift in shown:
         low, mid, high = np.quantile(draws[name][:, :, 0], [0.05, 0.5, 0.95], axis=0)
         place = np.arange(len(mid)) + shift
@@ -35,7 +31,7 @@ def draw(output, y, known, draws, truth, chosen) -> None:
         xticks=range(0, 16, 3),
         xlabel="district",
         ylabel="cells",
-        title="How many cells are forest?",
+        title="How many cells are forest (rose)?",
     )
     middle.legend(frameon=False)
     marks = {"the ten largest gains": (ORANGE, "x"), "ten nodes together": (BLUE, "o")}
