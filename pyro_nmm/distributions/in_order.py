@@ -27,6 +27,7 @@ from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import (
     Draw,
     Entries,
+    draw_of,
     entries_of,
     evidence_entries,
     predictive,
@@ -210,8 +211,8 @@ class InOrder(GraphDistribution):
         source = self.observed_rows.source
         if len(self.event_shape) == 1:
             return source[numbers]
-        edges = numbers.div(self.num_classes, rounding_mode="floor")
-        return torch.stack([source[edges], numbers % self.num_classes], 1)
+        edges, labels, _ = draw_of(numbers, self.num_classes)
+        return torch.stack([source[edges], labels], 1)
 
     def _chains(self, value: Tensor) -> tuple[Entries, Draw, Size]:
         """Entries, and samples as draws, of one batch dimension; their batch shape."""

@@ -77,6 +77,19 @@ class Draw(NamedTuple):
     counts: tuple[Tensor, ...] | None = None
 
 
+def numbers_of(draw: Draw, size: int) -> Tensor:
+    """``(B, num_rows)``: numbers of a draw's entries, ``size`` an edge."""
+    return draw.edges if size == 1 else draw.edges * size + draw.labels
+
+
+def draw_of(numbers: Tensor, size: int, labels: Tensor | None = None) -> Draw:
+    """Edges and labels of entries ``(B, num_rows)``, ``size`` an edge, whose ``labels`` are given
+    if there is one an edge."""
+    if labels is not None:
+        return Draw(numbers, picked(labels, numbers))
+    return Draw(numbers.div(size, rounding_mode="floor"), numbers % size)
+
+
 def picked(table: Tensor, places: Tensor) -> Tensor:
     """``(B, n)``: the numbers of a table ``(b, ...)`` at places ``(B, n)``."""
     return table.flatten(1).expand(len(places), -1).gather(1, places)
@@ -144,12 +157,10 @@ class Wide:
         return indicator(numbers, self.rows.num_edges)
 
     def numbers(self, draw: Draw) -> Tensor:
-        return draw.edges if self.size == 1 else draw.edges * self.size + draw.labels
+        return numbers_of(draw, self.size)
 
     def split(self, numbers: Tensor) -> Draw:
-        if self.size == 1:
-            return Draw(numbers, picked(self.labels, numbers))
-        return Draw(numbers.div(self.size, rounding_mode="floor"), numbers % self.size)
+        return draw_of(numbers, self.size, self.labels if self.size == 1 else None)
 
 
 class _Predictive(torch.autograd.Function):

@@ -32,7 +32,8 @@ from pyro_nmm import backend
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import two_blocks
-from pyro_nmm.ops.entries import Draw, Entries, Wide, shift_evidence
+from pyro_nmm.ops.counts import on_edges
+from pyro_nmm.ops.entries import Draw, Entries, Wide, draw_of, numbers_of, shift_evidence
 from pyro_nmm.ops.sampling import settle, uniforms_of
 
 
@@ -70,10 +71,10 @@ def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) ->
         return sweep(rows, entries, draw, uniforms_of(rows, num_sweeps, len(draw.edges)))
     entries, _ = shift_evidence(rows, entries)
     both, size = two_blocks.TwoBlocks.of(rows, entries), entries.num_classes
-    numbers = torch.cat(both.sweep(both.numbers(draw), num_sweeps), 1)
-    edges, labels = (
-        part.unflatten(1, (num_sweeps, -1)) for part in both.split(rows, entries, numbers)[:2]
-    )
+    numbers = torch.cat(both.sweep(numbers_of(draw, both.size), num_sweeps), 1)
+    observed = on_edges(rows, entries.data) if entries.observed else None
+    drawn = draw_of(numbers, both.size, observed)[:2]
+    edges, labels = (part.unflatten(1, (num_sweeps, -1)) for part in drawn)
     ones = torch.ones((), dtype=torch.int32, device=rows.device).expand_as(labels)
     place = labels + size * torch.arange(rows.num_rows, device=rows.device)
     visits = ones.new_zeros(len(labels), size * rows.num_rows)

@@ -31,7 +31,7 @@ from torch import Tensor
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import on_edges
-from pyro_nmm.ops.entries import Draw, Entries, edge_evidence
+from pyro_nmm.ops.entries import Entries, edge_evidence
 
 
 def runs_on(device: torch.device) -> bool:
@@ -72,10 +72,6 @@ class TwoBlocks(NamedTuple):
         parts = weight.flatten(1).T, key, alpha.movedim(0, -1)
         return cls(rows.ptr * size, row, *parts, size)
 
-    def numbers(self, draw: Draw) -> Tensor:
-        """``(B, num_rows)``: numbers of a draw's entries."""
-        return draw.edges if self.size == 1 else draw.edges * self.size + draw.labels
-
     @torch.no_grad()
     def sweep(self, numbers: Tensor, num_sweeps: int) -> list[Tensor]:
         """``(B, num_rows)`` each: entries after each sweep of chains at such entries, in 15 calls a
@@ -115,13 +111,6 @@ class TwoBlocks(NamedTuple):
         if self.key.shape[1] == 1:
             return values.index_select(0, self.key[:, 0])
         return values.gather(0, self.key)
-
-    def split(self, rows: Neighborhood, entries: Entries, numbers: Tensor) -> Draw:
-        """Edges and labels of entries ``(B, num_rows)``."""
-        if self.size == 1:
-            labels = on_edges(rows, entries.data).expand(len(numbers), -1)
-            return Draw(numbers, labels.gather(1, numbers))
-        return Draw(numbers.div(self.size, rounding_mode="floor"), numbers % self.size)
 
 
 def _table(rows: Neighborhood, entries: Entries) -> Tensor:
