@@ -3,7 +3,7 @@
 
 """One label distribution per node: a pool of answers, neighbours and a classifier."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from pyro_nmm.fitting import minimise
 from pyro_nmm.models.annotators.agreement import (
     Dependence,
     Quality,
-    count_pairs,
     effective_number,
     excess_agreement,
     matrices,
@@ -158,21 +157,18 @@ class Consensus:
 
         p(u_i = k) \propto \prod_q \nu_{qik}^{b_q} \, p(a_i \mid u_i = k, P^{-i})^w
 
-    There are up to three priors of a node's label beside the shares of the labels: the end of a
-    random walk, the field of the neighbours in a Potts model, and out-of-fold predictions of a
-    classifier. They and the confusion matrices :math:`P^{-i}` do without the answers of the node
-    itself, and of a tenth or a fifth of the nodes. The powers :math:`b_q` and :math:`w < 1` predict
-    answers that are left out best. :math:`w` is then multiplied by :math:`.8 \min(1, \sum_q b_q)`,
-    because matrices come from the same answers, and because a small :math:`b` shows dependent
-    errors.
+    The priors :math:`\nu_q` of a node's label are the shares of the labels, the end of a random
+    walk, the field of the neighbours in a Potts model, and out-of-fold predictions of a classifier.
+    They and the confusion matrices :math:`P^{-i}` do without the node's own answers. The powers
+    :math:`b_q` and :math:`w < 1` predict answers that are left out best. :math:`w` is then
+    multiplied by :math:`.8 \min(1, \sum_q b_q)`, for a small :math:`b` shows dependent errors.
 
     The graph counts only if it predicts answers. Let :math:`t` be the number of standard errors by
     which the walk gives more to the labels that a node's answers mean than to those of other
-    nodes. The graph's powers are multiplied by :math:`g = t - 1`, between zero and one, and so are
-    those of a classifier with its own :math:`t`. With the larger :math:`g` the shares have the
-    power :math:`1 - g`, and the answers :math:`g w + 1 - g`. If :math:`g` is zero, the labels come
-    from the answers alone. If no node has two answers the powers are fixed. Known labels move all
-    powers, and :math:`w` may then exceed one.
+    nodes. The graph's powers are multiplied by :math:`g = t - 1`, between zero and one, and those
+    of a classifier by its own. With the larger :math:`g` the shares have the power :math:`1 - g`,
+    and the answers :math:`g w + 1 - g`. If no node has two answers the powers are fixed. Known
+    labels move all powers, and :math:`w` may then exceed one.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
@@ -239,7 +235,7 @@ class Consensus:
         """``(M, M)``: which annotators err together, the excess agreement of each pair. NaN where
         two share no answers that could differ, zeros on the diagonal."""
         power = self.powers["answers"]
-        pairs = excess_agreement(self.probs, self.log_prior, power, self.answers, count_pairs)
+        pairs = excess_agreement(self.probs, self.log_prior, power, self.answers, pairs=True)
         return Dependence(*(table.fill_diagonal_(0) for table in pairs))
 
     @property
@@ -255,9 +251,8 @@ class Consensus:
 
     def summary(self) -> str:
         """What was fitted, how answers and neighbours count, whether annotators agree more often
-        than independent errors explain, and how many independent answers a node has."""
+        than independent errors explain, how many independent answers a node has, and warnings."""
         there, lines = self.answers >= 0, [self._fitted()]
-        number, nodes = int(there.sum()), int(there.any(1).sum())
         with torch.random.fork_rng():  # a summary changes no random number
             worth = self.effective_number()
         if worth.mean.isfinite():
@@ -265,25 +260,28 @@ class Consensus:
             size = there.sum(1)[there.sum(1) > 1].double().mean().item()
             of_all = f"{size:.1f} answers a node are worth {mean:.1f} independent ones"
             lines.append(f"{of_all} ({low:.1f} to {high:.1f})")
-        if self.powers["shares"] > 0 and self.field.known is None:
+        return "\n".join(lines + [f"warning: {text}" for text in self._warnings()])
+
+    def _warnings(self) -> Iterator[str]:
+        there, told = self.answers >= 0, self.field.known is not None
+        nodes = int(there.any(1).sum())
+        if self.powers["shares"] > 0 and not told:
             used = f"{1 - self.powers['shares']:.0%} of the pool, the rest from the answers alone"
-            lines.append(f"neighbours predict answers badly, a graph that does not fit: {used}")
-        if nodes == number and self.field.known is None:
-            lines.append("no node has two answers: powers are defaults, confidence is a guess")
+            yield f"neighbours predict answers badly, a graph that does not fit: {used}"
+        if nodes == there.sum() and not told:
+            yield "no node has two answers: powers are defaults, confidence is a guess"
         sure = self.probs[there.any(1)].double().amax(1)
         error = 2 * (sure * (1 - sure)).sum().sqrt().item() / max(1, nodes)
         if error > ROUGH:
             beside = f"the accuracy may differ from the confidence {sure.mean():.2f}"
-            lines.append(f"{nodes} answered nodes are few: {beside} by {error:.2f}")
-        return "\n".join(lines)
+            yield f"{nodes} answered nodes are few: {beside} by {error:.2f}"
 
     def _fitted(self) -> str:
-        there, shown = self.answers >= 0, (f"{name} {b:.2f}" for name, b in self.powers.items())
-        number, nodes = int(there.sum()), int(there.any(1).sum())
+        there, powers = self.answers >= 0, [f"{name} {b:.2f}" for name, b in self.powers.items()]
         return (
-            f"{number:,} answers of {there.shape[1]:,} annotators about {nodes:,} of "
-            f"{len(there):,} nodes, {self.probs.shape[1]} labels\n"
-            f"powers: {', '.join(shown)}\n{self.dependence}"
+            f"{there.sum():,} answers of {there.shape[1]:,} annotators about "
+            f"{there.any(1).sum():,} of {len(there):,} nodes, {self.probs.shape[1]} labels\n"
+            f"powers: {', '.join(powers)}\n{self.dependence}"
         )
 
     def __repr__(self) -> str:
@@ -305,7 +303,7 @@ def consensus_of(
     told = field.known
     if told is not None and getattr(emission, "named", False):
         # Answers cannot show a label that none of them names, nor can it show what they count for.
-        told = told.masked_fill((told[:, None] != entries.answer.unique()).all(1), -1)
+        told = told.masked_fill(~torch.isin(told, entries.answer), -1)
 
     counts = 1.0 if entries.number().max() > 1 else ALONE
 
@@ -388,9 +386,11 @@ def _each_alone(emission: Any, values: Values, entries: Entries) -> tuple:
 
 
 class _Pool(NamedTuple):
-    probs: Tensor  #: ``(N, C)``
-    powers: Tensor  #: of the priors and the answers
-    log_prior: Tensor  #: ``(N, C)``: all priors to their powers
+    """Probabilities, powers of the priors and the answers, and the priors to their powers."""
+
+    probs: Tensor
+    powers: Tensor
+    log_prior: Tensor
 
 
 def _pool(
