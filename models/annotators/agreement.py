@@ -213,8 +213,13 @@ def effective_number(
         \rho = \frac{\text{equal pairs} - \text{by chance}}{\text{all pairs} - \text{by chance}} .
 
     If annotators are equally accurate, :math:`\rho` is the mean correlation of two errors given the
-    label. Chance comes from confusion matrices and labels beside the neighbours, without a node's
-    own answers. So a common error is not taken for the label.
+    label. Chance is as in :class:`Dependence`, with labels and confusion matrices from the
+    neighbours, without a node's own answers. So a common error is not taken for the label.
+
+    **No true label is read.** An error that the neighbours share looks like the label, and the
+    number is too high. Where neighbours are wrong, agreement on the label looks like a shared
+    error, and it is too low. The interval has the uncertainty of matrices and of the neighbours'
+    power only: it held the number given true labels for simulated judges, and not for people.
 
     >>> truth = torch.arange(3000) % 2
     >>> guess, own = ((truth + (torch.rand(3000) < 0.3).long()) % 2 for _ in range(2))

@@ -244,8 +244,8 @@ class Consensus:
         return sum(power for name, power in self.powers.items() if name != "answers")
 
     def effective_number(self, level: float = 0.9) -> Quality:
-        """How many independent answers the answers at a node are worth, with an interval: see
-        :func:`~pyro_nmm.models.annotators.effective_number`."""
+        """How many independent answers the answers at a node are worth, judged without true labels:
+        see :func:`~pyro_nmm.models.annotators.effective_number`."""
         power, values = self.graph_power, self.field.values
         return effective_number(self.log_prior, power, values, self.answers, level)
 
@@ -259,7 +259,7 @@ class Consensus:
             mean, low, high = (value.item() for value in worth)
             size = there.sum(1)[there.sum(1) > 1].double().mean().item()
             of_all = f"{size:.1f} answers a node are worth {mean:.1f} independent ones"
-            lines.append(f"{of_all} ({low:.1f} to {high:.1f})")
+            lines.append(f"{of_all} ({low:.1f} to {high:.1f}), if neighbours share no error")
         return "\n".join(lines + [f"warning: {text}" for text in self._warnings()])
 
     def _warnings(self) -> Iterator[str]:
