@@ -150,7 +150,7 @@ def crowds_cases(files: Files) -> str:
     for name in ("Dawid-Skene", "field", OURS):
         cells[f"{name}: NLL"] = average(f"{name}.nll", ".3f")
     cells |= {"behind the vote": behind, "confidence off": off}
-    cells |= {"either, warned": warned, "neither, warned": partial(warned, wrong=False)}
+    cells |= {"of these warned": warned, "others warned": partial(warned, wrong=False)}
     return shared.table(rows, ["version", "case", "graph", "labels"], cells)
 
 

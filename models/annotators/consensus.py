@@ -28,9 +28,9 @@ from pyro_nmm.sparse import csr_of_entries
 # Development sets: small simulated crowds of other seeds than the page has, CiteSeer, digits with
 # other classifiers, and labels from an NMM. "Half" and "twice" are the mean change of the NLL on 62
 # to 217 of these sets, and the change of the worst group of sets.
-#: Probability of a further step after an edge (.8: +.002, +.013; .95: +.004, +.015), and the
-#: longest walk.
-DAMPING, LONGEST = 0.9, 50
+#: Probability of a further step after an edge (.8: +.002, +.013; .95: +.004, +.015), the same after
+#: a source (.25: -.002, +.009; .9: -.004, +.042, on labels from an NMM), and the longest walk.
+DAMPING, OVER_SOURCES, LONGEST = 0.9, 0.5, 50
 #: Strength of the neighbours in a Potts model (half: +.011, +.066; twice: +.016, +.089), and damped
 #: steps. Without a walk the NLL is .05 higher, without a Potts model .08.
 STRENGTH, NUM_STEPS = 2.5, 30
@@ -38,9 +38,10 @@ STRENGTH, NUM_STEPS = 2.5, 30
 #: the cost), and answers that fit the powers.
 PARTS, MOST_ANSWERS = 10, 20_000
 #: Power of Potts and of the answers, in Potts too, where no node has two answers, so that none can
-#: be left out. With .15 the NLL of one answer a node is .10 higher, with .6 it is .19 higher.
-ALONE = 0.25
-#: Times that a classifier learns from the pool.
+#: be left out. With .15 the NLL of one answer a node is .10 higher, with .6 it is .19 higher. Then
+#: a classifier's power (half: +.019 on CiteSeer, -.070 on digits; twice: -.017, +.169).
+ALONE, CLASSIFIER = 0.25, 0.5
+#: Times that a classifier learns from the pool. Once: +.009 for one annotator of CiteSeer.
 ROUNDS = 2
 #: Answers count for less than the fit says, for confusion matrices come from the same answers
 #: (half: +.034, +.134; at one: +.006, +.052, and .1 for people who err together).
@@ -88,7 +89,7 @@ class Walk:
             weight = hood.log_softmax(field.prior(hood, *field.inputs)[1]).double().exp()
         there = _shares(hood.target, hood.source, weight, (hood.num_nodes, hood.num_sources))
         back = _shares(hood.source, hood.target, weight, (hood.num_sources, hood.num_nodes))
-        return cls(there, back, 0.5)
+        return cls(there, back, OVER_SOURCES)
 
     def labels(self, observed: Tensor, part: Tensor) -> Tensor:
         """Distributions ``(N, C)`` around each node, equal shares if a walk meets no label. Those
@@ -401,7 +402,7 @@ def _pool(
     logs = torch.stack([_away_from_zero(prior).log() for prior in priors.values()], 1)
     several = answers.node.bincount().max() > 1
     # If none can be left out: of walk, Potts, a classifier and the answers.
-    fixed = logs.new_tensor([1.0, ALONE, *[0.5] * (len(priors) - 3), ALONE])
+    fixed = logs.new_tensor([1.0, ALONE, *[CLASSIFIER] * (len(priors) - 3), ALONE])
     powers = fit_powers(logs[:, 1:], answers) if several else fixed
     around, own = powers[:-1], powers[-1:]
     if several:  # other answers predict one better than priors do if annotators err together
