@@ -142,6 +142,7 @@ def crowds_cases(files: Files) -> str:
     stored = (row for row in files["crowds"] if row["task"].startswith("cases"))
     rows = frame(row | {"version": row["task"].removeprefix("cases, ")} for row in stored)
     if len(rows):
+        rows["warned"] = rows.get("warned", pd.Series(index=rows.index)).astype(float)
         rows["option"] = rows.filter(like="option.").apply(lambda row: str(row.tolist()), axis=1)
     cells: dict = {"sets": count}
     for name in ("majority", "Dawid-Skene", "field", OURS):
@@ -174,7 +175,7 @@ def off(rows: DataFrame, peers: DataFrame) -> str:
 def warned(rows: DataFrame, peers: DataFrame, wrong: bool = True) -> str:
     """Settings that are behind or off, or the others, in which every fit has a warning."""
     settings = _settings(rows)
-    if "warned" not in settings or settings["warned"].isna().any():
+    if settings["warned"].isna().any():
         return ""  # of an earlier version
     here = (_behind(settings) | _off(settings)) == wrong
     return f"{(settings['warned'][here] == 1).sum()} of {here.sum()}"
