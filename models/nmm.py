@@ -58,7 +58,8 @@ def nmm(
 
         y_i \sim \mathrm{Categorical}\Big(\sum_j L_{ij} z_j\Big)
 
-    Latent labels are the only discrete site left, so NUTS and every autoguide run at any size.
+    With observed labels no discrete site is left, so NUTS and every autoguide run at any size.
+    Latent labels stay discrete: use :class:`~pyro_nmm.guides.FieldGibbs`.
 
     ``collapsed`` integrates ``z`` out. The bound, its gradient and its variance are the same,
     the step is faster, and in single precision large ``alpha`` keep their digits.
