@@ -72,6 +72,8 @@ def nmm(
     ``predict`` is for Pyro's ``Predictive`` with :func:`~pyro_nmm.guides.ordered_guide`: the other
     nodes' labels are drawn given the choices and labels of the rows, as in
     :meth:`NeighborMixture.condition` with equal weights; ``WeighedPredictive`` has exact weights.
+    After MCMC give it draws of ``c`` too, by ``save_params`` of
+    :class:`~pyro_nmm.guides.FieldGibbs`: without them Pyro draws choices that have seen no label.
 
     >>> from functools import partial
     >>> from pyro.infer import Predictive
