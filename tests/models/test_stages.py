@@ -153,8 +153,23 @@ def test_draws_of_parameters_and_cost_of_a_block(monkeypatch):
     posterior.log_likelihood(y, num_particles=4)
     assert len(calls) == 16 * 3
     calls.clear()
-    posterior.members[0].sample((5,))
-    assert len(calls) == 5 * 3
+    for most, number in ((5, 1), (2, 3)):  # draws at once
+        posterior.members[0].most = most
+        posterior.members[0].sample((5,))
+        assert len(calls) == 3 * number
+        calls.clear()
+
+
+@pytest.mark.parametrize("kind", ["pool", "communities", "relabelled"])
+def test_draws_at_once_are_copies_of_the_graph(kind):
+    stacked, given, _ = problem(kind)
+    weight = 0.5 + torch.rand(given[0].num_edges)
+    posterior = stacked.posterior(*given, num_draws=0, stages=BLOCK, edge_weight=weight)
+    y, known = torch.tensor([[0, 1, 0, 1, 0], [1, 1, 0, 1, 1]]), mask(5, 0, 1, 3)
+    both = posterior.given(y, known).marginals().chunk(2)
+    for row, marginals in zip(y, both, strict=True):
+        torch.testing.assert_close(marginals, posterior.given(row[None], known).marginals())
+    assert not torch.equal(*both)
 
 
 def test_labels_beside_the_nmm_and_new_ones():
