@@ -33,8 +33,10 @@ class Work(TorchDispatchMode):
 
 
 def _is_view(function, value, args):
-    """Whether a result is a part of an argument, which nobody wrote."""
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    """Whether a result is a part of an argument, which nobody wrote, or a sparse matrix of some."""
+    if value.layout is not torch.strided:
+        return True
+    tensors = [a for a in args if isinstance(a, torch.Tensor) and a.layout is torch.strided]
     place = value.untyped_storage().data_ptr()
     inside = value.numel() and any(t.untyped_storage().data_ptr() == place for t in tensors)
     return inside and not function._schema.is_mutable
