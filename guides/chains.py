@@ -8,6 +8,7 @@ from typing import Any
 
 import pyro
 import torch
+from pyro.distributions import Delta
 from pyro.poutine.runtime import get_plates
 from torch import Size, Tensor, nn
 
@@ -18,6 +19,17 @@ from pyro_nmm.models.plates import COPIES
 from pyro_nmm.ops import two_blocks
 
 OTHER = "Chains serves one field on one graph: make another one for each"
+
+
+class States(Delta):
+    """The states of chains themselves, not a view, so that the model knows their edges."""
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Delta:
+        same = Size(batch_shape) == self.batch_shape
+        return self if same else super().expand(batch_shape, _instance)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        return super().rsample(sample_shape) if sample_shape else self.v
 
 
 class Chains(nn.Module):
@@ -131,7 +143,10 @@ class Chains(nn.Module):
         whole = rows.num_rows == rows.num_nodes
         self.states = new if whole else states.index_copy(-1, rows.nodes, new)
         self._last.put((self.states, rows), numbers)
-        return value.view(shape + q.event_shape)
+        value = value.view(shape + q.event_shape)
+        if len(q.event_shape) == 1:
+            rows.last_edges.put((value, shape), (numbers, None))
+        return value
 
     def _states(self, full: list[int], event: tuple[int, int], device: torch.device) -> Tensor:
         """The states of so many particles, or of more, ``(particles, ..., R, N)``."""

@@ -98,7 +98,7 @@ def nmm(
     of_rows, obs = prior.of_rows(rows), None
     alpha, channel = prior.alpha, of_rows.channel
     if y is not None:
-        obs = check_labels(hood, y, hood.num_nodes).index_select(-1, rows.nodes)
+        obs = rows.labels_of(check_labels(hood, y, hood.num_nodes))
     if pyro.settings.get("validate_distributions_pyro"):
         prior.check_values()
         if obs is not None:

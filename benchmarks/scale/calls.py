@@ -61,7 +61,7 @@ def queries(at: str) -> dict[str, Callable[[], object]]:
         with pyro.plate("num_particles_vectorized", CHAINS, dim=-1):
             guide = poutine.trace(pair.guide).get_trace(x, places, y=y)
             replayed = poutine.trace(poutine.replay(pair.model, trace=guide))
-            (-replayed.get_trace(x, places, y=y).log_prob_sum() / CHAINS).backward()
+            (replayed.get_trace(x, places, y=y).log_prob_sum() / -CHAINS).backward()
 
     return {
         "networks and edge scores": lambda: sum(t.sum() for t in alone(hood, x, places)).backward(),

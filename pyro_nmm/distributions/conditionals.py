@@ -108,7 +108,7 @@ class OrderedConditional(InOrder):
         return self._data
 
     def _data_of(self, rows: Neighborhood) -> Tensor:
-        labels = self._y.index_select(-1, rows.nodes)
+        labels = rows.labels_of(self._y)
         return self.channel.of(rows.edge).borrowed(rows, labels)
 
     log_labels = InOrder.log_terms

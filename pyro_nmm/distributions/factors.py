@@ -15,15 +15,13 @@ from pyro_nmm.caching import derived
 from pyro_nmm.concentrations import (
     Concentrations,
     OrdinalConcentrations,
-    at_labels,
     gather,
     in_single,
-    totals,
 )
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.graph_arguments import check_alpha, check_logits, check_scores
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import ranks
+from pyro_nmm.ops.counts import ranks, urn_keys
 from pyro_nmm.ops.sampling import draw_given_choices, pick
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel, check_permutations
@@ -80,6 +78,10 @@ class NeighborChoice(GraphDistribution):
         r"""``(..., num_edges)``: :math:`\log L_{ij}`."""
         return self.hood.log_softmax(self.logits)
 
+    @derived
+    def _shifted_sum(self) -> tuple[Tensor, ...]:
+        return self.hood.shifted_sum(self.logits)[1:]
+
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """``(*sample_shape, ..., num_rows)``: a node id for each row of ``hood``."""
@@ -98,15 +100,17 @@ class NeighborChoice(GraphDistribution):
         """``(..., n)``: the log-probability of each row's choice."""
         value, provenance = self._plain(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        edges = self.hood.find(flatten(value, shape))
-        log_attention = flatten(self.log_attention, shape)
+        hood, question = self.hood, (value, shape)
+        edges, wrong = hood.last_edges.get(question, lambda: hood.locate(flatten(value, shape)))
+        shifted, total = (flatten(part, shape) for part in self._shifted_sum)
         # Scores that the batch shares get their gradient in one pass over the choices.
-        if len(log_attention) > 1:
-            offset = self.hood.num_edges * torch.arange(len(log_attention), device=edges.device)
-            edges = torch.where(edges < 0, -1, edges + offset[:, None])
-        log_prob = log_attention.flatten().index_select(0, edges.clamp(min=0).flatten())
-        log_prob = log_prob.view_as(edges).masked_fill(edges < 0, -torch.inf)
-        log_prob = log_prob.expand(shape.numel(), -1).view(*shape, self.hood.num_rows)
+        if len(shifted) > 1:
+            offset = hood.num_edges * torch.arange(len(shifted), device=edges.device)
+            edges = edges + offset[:, None]
+        log_prob = shifted.flatten().index_select(0, edges.flatten()).view_as(edges) - total.log()
+        if wrong is not None:
+            log_prob = log_prob.masked_fill(wrong, -torch.inf)
+        log_prob = log_prob.expand(shape.numel(), -1).view(*shape, hood.num_rows)
         return track_provenance(log_prob, provenance)
 
 
@@ -178,9 +182,15 @@ class ChosenLabels(GraphDistribution):
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         # A Pólya urn, because differences of two lgamma lose all digits at large alpha. Labels are
         # exchangeable: it takes them in the order of their nodes.
-        pairs = torch.broadcast_tensors(choices, value)
-        flat = (t.reshape(-1, *self.event_shape) for t in pairs)
-        same, total = (count.view_as(pairs[0]) for count in ranks(*flat, *self.alpha.shape[-2:]))
-        above = at_labels(self.alpha, *pairs) + same
-        below = gather(totals(self.alpha), choices) + total
-        return track_provenance((above / below).log().expand(*shape, -1), provenance)
+        choices, value = torch.broadcast_tensors(choices, value)
+        keys = urn_keys(choices, value, self.num_sources, self.num_classes)
+        keys = keys.view(2, *[1] * (len(shape) + 1 - value.dim()), *value.shape)
+        j, k, key = (t.reshape(-1, self.num_labels) for t in (choices, value, keys))
+        counts = ranks(j, k, key, self.num_sources, self.num_classes).view_as(keys)
+        if isinstance(self.alpha, OrdinalConcentrations):
+            both = self.alpha.at(choices, value), gather(self.alpha.totals(), choices)
+            prior = torch.stack(both)
+        else:  # one table for both takes fewer calls to a GPU
+            prior = gather(torch.cat([self.alpha.flatten(-2), self.alpha.sum(-1)], -1), keys)
+        above, below = (prior + counts).log().unbind()
+        return track_provenance((above - below).expand(*shape, -1), provenance)
