@@ -184,11 +184,10 @@ def _factor(start, end, steps):
 
 
 @_compiled
-def _anneal(first, last, inputs, table, ends, uniforms, edges, labels, gains, rises,
+def _anneal(first, last, inputs, table, ends, uniforms, done, size, edges, labels, gains, rises,
             counts):  # fmt: skip
-    # The second half of the sweeps in reverse.
+    # Some of all sweeps. The second half is in reverse.
     single, ptr, source = inputs[:3]
-    size = len(uniforms)
     for b in range(first, last):
         start, end = _of(b, inputs), _of(b, ends)
         one = (start.attention.copy(), start.alpha.copy(), start.total.copy(), start.labels)
@@ -199,18 +198,23 @@ def _anneal(first, last, inputs, table, ends, uniforms, edges, labels, gains, ri
             _factor(start.total, end.total, size + 1),
             _factor(start.likelihood, end.likelihood, size + 1),
         )
+        now.attention[:] *= steps[0] ** done
+        now.alpha[:] *= steps[1] ** done
+        now.total[:] *= steps[2] ** done
+        now.likelihood[:] *= steps[3] ** done
         at, to = edges[b], labels[b]
-        below, rises[b] = _log_joint(start, counts, at, to), -_log_joint(end, counts, at, to)
+        below, rises[b] = _log_joint(now, counts, at, to), -_log_joint(end, counts, at, to)
         gains[b] = below + rises[b]
         _count(ptr, source, at, to, table)
-        for sweep in range(size):
+        for sweep in range(done, done + len(uniforms)):
             gains[b] -= below
             now.attention[:] *= steps[0]
             now.alpha[:] *= steps[1]
             now.total[:] *= steps[2]
             now.likelihood[:] *= steps[3]
             gains[b] += _log_joint(now, counts, at, to)
-            _rows(True, 1 if 2 * sweep < size else -1, now, table, uniforms[sweep, b], at, to, ())
+            step, numbers = 1 if 2 * sweep < size else -1, uniforms[sweep - done, b]
+            _rows(True, step, now, table, numbers, at, to, ())
             below = _log_joint(now, counts, at, to)
         above = _log_joint(end, counts, at, to)
         gains[b] += above - below
@@ -400,12 +404,14 @@ def sweep(rows, entries, draw, uniforms):
 
 
 @opaque
-def anneal(rows, start, end, draw, uniforms):
-    """See :func:`pyro_nmm.ops.annealing.anneal`. Cost: :math:`O(S B E C)`."""
+def anneal(rows, start, end, draw, uniforms, done, num_sweeps):
+    """See :func:`pyro_nmm.ops.annealing.anneal`: its sweeps from number ``done`` on, with uniforms
+    ``(S, B, num_rows)``. Weights of all parts add up. Cost: :math:`O(S B E C)`."""
     edges, labels = (_array(t).copy() for t in draw[:2])
     outputs = edges, labels, np.empty(len(edges)), np.empty(len(edges))
     size = (rows.num_sources, end.num_classes + 1)
-    _run(_anneal, rows, start, len(edges), _inputs(rows, end), _array(uniforms), *outputs,
+    inputs = _inputs(rows, end), _array(uniforms), done, num_sweeps, *outputs
+    _run(_anneal, rows, start, len(edges), *inputs,
          sweeps=len(uniforms), scratch=lambda first: (np.zeros(size, np.int32),))  # fmt: skip
     return map(torch.from_numpy, outputs)
 
