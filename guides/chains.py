@@ -9,7 +9,9 @@ from typing import Any
 import pyro
 import torch
 from pyro.distributions import Delta
-from pyro.poutine.runtime import get_plates
+from pyro.poutine.runtime import _PYRO_STACK, get_plates
+from pyro.poutine.trace_messenger import TraceMessenger
+from pyro.poutine.util import site_is_subsample
 from torch import Size, Tensor, nn
 
 from pyro_nmm.arguments import check_integers
@@ -30,6 +32,24 @@ class States(Delta):
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         return super().rsample(sample_shape) if sample_shape else self.v
+
+
+def _check_parents() -> None:
+    """Refuse a guide's draws with a score before the field. It would need log p(y), but the loss
+    has log p(y, c)."""
+    for handler in _PYRO_STACK:
+        for name, site in (
+            handler.trace.nodes.items() if isinstance(handler, TraceMessenger) else ()
+        ):
+            latent = site["type"] == "sample" and not (
+                site["is_observed"] or site_is_subsample(site)
+            )
+            if latent and not (site["fn"].has_rsample or isinstance(site["fn"], InOrder)):
+                raise ValueError(
+                    f"site {name!r} has no reparameterised draw, so its gradient would need the "
+                    f"likelihood without choices, which Chains has not: take another estimator, "
+                    f"or draw the site after the field if the field does not depend on it"
+                )
 
 
 class Chains(nn.Module):
@@ -65,6 +85,9 @@ class Chains(nn.Module):
     >>> chains.states.shape  # four particles
     torch.Size([4, 1, 16])
 
+    Sites of the guide that the field depends on need reparameterised draws, so discrete ones are
+    refused.
+
     An object serves one field. Each particle and each element of a plate has a chain. Subsamples of
     plates and of nodes (``observed``) continue the chains that they had, and a larger number of
     particles starts from copies. The states, ``(particles, ..., 1 or 2, N)``, are part of
@@ -96,6 +119,7 @@ class Chains(nn.Module):
     @torch.no_grad()
     def draw(self, q: InOrder) -> Tensor:
         """Samples of ``q`` continued by sweeps, one for each element of the program's plates."""
+        _check_parents()
         frames: dict[int, Any] = {f.dim: f for f in get_plates() if f.dim is not None}
         sizes = [frames[d].size if d in frames else 1 for d in range(min(frames, default=0), 0)]
         shape = torch.broadcast_shapes(q.batch_shape, sizes)

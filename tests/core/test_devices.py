@@ -369,10 +369,11 @@ def test_more_sweeps_change_no_draw(device, number, monkeypatch):
     assert all(map(torch.equal, *found))
 
 
-def test_what_a_graph_refuses(device):
+@pytest.mark.parametrize("num_sweeps", [1, 3])
+def test_what_a_graph_refuses(device, num_sweeps):
     """A step with chains has no wait, and no shape that depends on values."""
     pyro.enable_validation(False)
-    queries = calls.queries(device)
+    queries = calls.queries(device, num_sweeps)
     queries[CAPTURED]()
     with Capture():
         queries[CAPTURED]()
