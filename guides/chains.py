@@ -37,19 +37,15 @@ class States(Delta):
 def _check_parents() -> None:
     """Refuse a guide's draws with a score before the field. It would need log p(y), but the loss
     has log p(y, c)."""
-    for handler in _PYRO_STACK:
-        for name, site in (
-            handler.trace.nodes.items() if isinstance(handler, TraceMessenger) else ()
-        ):
-            latent = site["type"] == "sample" and not (
-                site["is_observed"] or site_is_subsample(site)
+    traces = [handler.trace for handler in _PYRO_STACK if isinstance(handler, TraceMessenger)]
+    for trace, name in ((t, name) for t in traces for name in t.nonreparam_stochastic_nodes):
+        site = trace.nodes[name]
+        if not (site_is_subsample(site) or isinstance(site["fn"], InOrder)):
+            raise ValueError(
+                f"site {name!r} has no reparameterised draw, so its gradient would need the "
+                f"likelihood without choices, which Chains has not: take another estimator, or "
+                f"draw the site after the field if the field does not depend on it"
             )
-            if latent and not (site["fn"].has_rsample or isinstance(site["fn"], InOrder)):
-                raise ValueError(
-                    f"site {name!r} has no reparameterised draw, so its gradient would need the "
-                    f"likelihood without choices, which Chains has not: take another estimator, "
-                    f"or draw the site after the field if the field does not depend on it"
-                )
 
 
 class Chains(nn.Module):
