@@ -263,23 +263,14 @@ class Neighborhood:
         choices = as_expected("choices", choices, shape, kind="integers", like=self)
         if loops := backend.loops_on(self.device):
             return loops.find(self, choices)
-        edges, wrong = self.locate(choices)
-        return edges.masked_fill(wrong, -1)
-
-    def locate(self, choices: Tensor) -> tuple[Tensor, Tensor]:
-        """``(B, num_rows)`` twice: edges, and whether choices are no neighbours."""
-        if backend.loops_on(self.device):
-            found = self.find(choices)
-            return found.clamp(min=0), found < 0
         keys, first = self._keys
         key = choices + first
         edges = torch.searchsorted(keys[1:], key, right=True)  # the last edge before the first one
-        return edges, keys.index_select(0, edges.flatten()).view_as(edges) != key
+        return edges.masked_fill(keys.index_select(0, edges.flatten()).view_as(key) != key, -1)
 
     @derived
     def _keys(self) -> tuple[Tensor, Tensor]:
-        """``(num_edges,)`` and ``(num_rows,)``: ascending numbers of edges and of rows. Those of
-        choices that are no sources must not meet another row."""
+        # Ascending numbers of edges and of rows. What is no source must not lead to another row.
         first = torch.arange(self.num_rows, device=self.device) << 32
         return first.index_select(0, self.row) + self.source, first
 

@@ -11,7 +11,6 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.arguments import check_range, expect
-from pyro_nmm.caching import derived
 from pyro_nmm.concentrations import (
     Concentrations,
     OrdinalConcentrations,
@@ -21,7 +20,7 @@ from pyro_nmm.concentrations import (
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.graph_arguments import check_alpha, check_logits, check_scores
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import ranks, urn_keys
+from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.sampling import draw_given_choices, pick
 from pyro_nmm.provenance import untracked
 from pyro_nmm.relabel import Channel, check_permutations
@@ -73,15 +72,6 @@ class NeighborChoice(GraphDistribution):
     def support(self):
         return Neighbors(self.hood)
 
-    @derived
-    def log_attention(self) -> Tensor:
-        r"""``(..., num_edges)``: :math:`\log L_{ij}`."""
-        return self.hood.log_softmax(self.logits)
-
-    @derived
-    def _shifted_sum(self) -> tuple[Tensor, ...]:
-        return self.hood.shifted_sum(self.logits)[1:]
-
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """``(*sample_shape, ..., num_rows)``: a node id for each row of ``hood``."""
@@ -100,9 +90,14 @@ class NeighborChoice(GraphDistribution):
         """``(..., n)``: the log-probability of each row's choice."""
         value, provenance = self._plain(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        hood, question = self.hood, (value, shape)
-        edges, wrong = hood.last_edges.get(question, lambda: hood.locate(flatten(value, shape)))
-        shifted, total = (flatten(part, shape) for part in self._shifted_sum)
+        hood = self.hood
+
+        def find() -> tuple[Tensor, Tensor]:
+            edges = hood.find(flatten(value, shape))
+            return edges.clamp(min=0), edges < 0
+
+        edges, wrong = hood.last_edges.get((value, shape), find)
+        shifted, total = (flatten(part, shape) for part in hood.shifted_sum(self.logits)[1:])
         # Scores that the batch shares get their gradient in one pass over the choices.
         if len(shifted) > 1:
             offset = hood.num_edges * torch.arange(len(shifted), device=edges.device)
@@ -183,10 +178,9 @@ class ChosenLabels(GraphDistribution):
         # A Pólya urn, because differences of two lgamma lose all digits at large alpha. Labels are
         # exchangeable: it takes them in the order of their nodes.
         choices, value = torch.broadcast_tensors(choices, value)
-        keys = urn_keys(choices, value, self.num_sources, self.num_classes)
-        keys = keys.view(2, *[1] * (len(shape) + 1 - value.dim()), *value.shape)
-        j, k, key = (t.reshape(-1, self.num_labels) for t in (choices, value, keys))
-        counts = ranks(j, k, key, self.num_sources, self.num_classes).view_as(keys)
+        j, k = (t.reshape(-1, self.num_labels) for t in (choices, value))
+        size = 2, *[1] * (len(shape) + 1 - value.dim()), *value.shape
+        counts, keys = (t.view(size) for t in ranks(j, k, self.num_sources, self.num_classes))
         if isinstance(self.alpha, OrdinalConcentrations):
             both = self.alpha.at(choices, value), gather(self.alpha.totals(), choices)
             prior = torch.stack(both)

@@ -15,24 +15,18 @@ from pyro_nmm.arguments import expect, expect_all
 from pyro_nmm.neighborhood import Neighborhood
 
 
-def urn_keys(choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int) -> Tensor:
-    """``(2, ..., n)``: numbers of choices with their labels, and of choices."""
-    every = choices + num_nodes * num_classes
-    return torch.stack([torch.add(labels, choices, alpha=num_classes), every])
-
-
-def ranks(
-    choices: Tensor, labels: Tensor, keys: Tensor, num_nodes: int, num_classes: int
-) -> Tensor:
-    """``(2, B, n)``: how many earlier entries chose the same, with the same label and with any."""
+def ranks(choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int) -> tuple[Tensor, ...]:
+    """``(2, B, n)`` twice: how many earlier entries chose the same, with the same label and with
+    any; and numbers of choices with their labels, and of choices, after those of all labels."""
+    every, size = choices + num_nodes * num_classes, num_nodes * (num_classes + 1)
+    keys = torch.stack([torch.add(labels, choices, alpha=num_classes), every])
     if loops := backend.loops_on(choices.device):
-        return loops.ranks(choices, labels, num_nodes, num_classes)
+        return loops.ranks(choices, labels, num_nodes, num_classes), keys
     # One sorted list for both takes half of the calls to a GPU.
-    size = num_nodes * (num_classes + 1)
     first = torch.arange(0, len(choices) * size, size, device=keys.device)[:, None]
-    key, order = torch.sort((keys.view(2, *choices.shape) + first).flatten(), stable=True)
+    key, order = torch.sort((keys + first).flatten(), stable=True)
     rank = torch.arange(len(key), device=keys.device) - torch.searchsorted(key, key)
-    return order.scatter(0, order, rank).view(2, *choices.shape)
+    return order.scatter(0, order, rank).view_as(keys), keys
 
 
 class Groups:

@@ -27,7 +27,7 @@ from torch_geometric.utils import segment
 from pyro_nmm import backend
 from pyro_nmm.concentrations import Concentrations, at_labels, totals
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import ChoiceGroups, indicator, on_edges, ranks, urn_keys
+from pyro_nmm.ops.counts import ChoiceGroups, indicator, on_edges, ranks
 from pyro_nmm.provenance import untracked
 
 
@@ -101,9 +101,7 @@ def drawn_terms(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tenso
     choices, size = rows.source[draw.edges], entries.num_classes
     places = (draw.edges,) * 2 if entries.observed else (choices * size + draw.labels, choices)
     tables = picked(entries.alpha, places[0]), picked(entries.total, places[1])
-    sizes = rows.num_sources, size
-    keys = urn_keys(choices, draw.labels, *sizes)
-    return *tables, *ranks(choices, draw.labels, keys, *sizes)
+    return *tables, *ranks(choices, draw.labels, rows.num_sources, size)[0]
 
 
 def shift_evidence(rows: Neighborhood, entries: Entries) -> tuple[Entries, Tensor | int]:
