@@ -83,7 +83,7 @@ class Neighborhood:
         self._edge = edge
         self._last_rows, self._last_pairs = LastCall(), LastCall()
         self.last_edges = LastCall()  # to choices, which chains tell
-        self.last_keys, self._last_labels = LastCall(), LastCall()
+        self.last_keys, self.last_labels = LastCall(), LastCall()
         return self
 
     def __getstate__(self) -> dict:
@@ -222,19 +222,14 @@ class Neighborhood:
         part.within = kept
         return part
 
-    def labels_of(self, labels: Tensor) -> Tensor:
-        """``(..., num_rows)``: labels ``(..., num_nodes)`` of the rows. The last ones are kept."""
-        return self._last_labels.get((labels,), lambda: labels.index_select(-1, self.nodes))
-
     def log_softmax(self, logits: Tensor) -> Tensor:
         r"""``(..., num_edges)``: :math:`\log L_{ij}`, over each row. NaN goes through, as below."""
-        logits = self._of_edges("logits", logits)
         _, shifted, total = self.shifted_sum(logits)
         return shifted - total.log().index_select(-1, self.row)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """``(..., num_rows)``: the logarithm of the sum of ``exp(logits)`` over each row."""
-        top, _, total = self.shifted_sum(self._of_edges("logits", logits))
+        top, _, total = self.shifted_sum(logits)
         return top + total.log()
 
     def _of_edges(self, name: str, values: Tensor) -> Tensor:
@@ -243,6 +238,7 @@ class Neighborhood:
 
     def shifted_sum(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The largest logit of each row, logits less this one, and the sum of their ``exp``."""
+        logits = self._of_edges("logits", logits)
         columns, least = logits.detach().movedim(-1, 0), torch.finfo(logits.dtype).min
         top = segment_reduce(columns, "max", offsets=self.ptr, initial=least).movedim(0, -1)
         shifted = logits - top.index_select(-1, self.row)
