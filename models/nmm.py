@@ -101,7 +101,8 @@ def nmm(
     of_rows, obs = prior.of_rows(rows), None
     alpha, channel = prior.alpha, of_rows.channel
     if y is not None:
-        obs = check_labels(hood, y, hood.num_nodes).index_select(-1, rows.nodes)
+        whole = check_labels(hood, y, hood.num_nodes)
+        obs = rows.last_labels.get((whole,), lambda: whole.index_select(-1, rows.nodes))
     if pyro.settings.get("validate_distributions_pyro"):
         prior.check_values()
         if obs is not None:

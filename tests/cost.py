@@ -46,6 +46,7 @@ ATEN = torch.ops.aten
 #: Operations whose result the processor needs, so that it waits for the device.
 WAITS = {
     ATEN._local_scalar_dense.default,
+    ATEN.bincount.default,
     ATEN.equal.default,
     ATEN.is_nonzero.default,
     ATEN.masked_select.default,
@@ -80,6 +81,8 @@ class Launches(TorchDispatchMode):
             waits = kwargs.get("output_size") is None
         elif function is ATEN._to_copy.default:
             waits = torch.device(kwargs.get("device") or "meta").type == "cpu"
+        elif function is ATEN.copy_.default:
+            waits = args[0].device.type == "cpu"
         else:
             waits = function in WAITS
         self.waits += waits
