@@ -108,7 +108,7 @@ def scores(key: dict, make: Callable, option: dict) -> dict:
     simple = mixture_em(emission, data, emission.start(data, found.field.hood))[1]
     vote = majority(answers, key["labels"]).probs
     methods = {"majority": vote, "Dawid-Skene": simple, "field": found.field.probs}
-    rows: dict = {"powers": found.powers}
+    rows: dict = {"powers": found.powers, "warned": "warning: " in found.summary()}
     for name, probs in (methods | {"Annotators": found.probs}).items():
         clear = (probs := probs.double().clamp(min=1e-12)) / probs.sum(-1, keepdim=True)
         rows[name] = node_scores(clear, truth) | {"confidence": clear.amax(1).mean().item()}

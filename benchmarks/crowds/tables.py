@@ -3,6 +3,8 @@
 
 """The tables of docs/results/crowds.md."""
 
+from functools import partial
+
 import pandas as pd
 from pandas import DataFrame
 
@@ -148,6 +150,7 @@ def crowds_cases(files: Files) -> str:
     for name in ("Dawid-Skene", "field", OURS):
         cells[f"{name}: NLL"] = average(f"{name}.nll", ".3f")
     cells |= {"behind the vote": behind, "confidence off": off}
+    cells |= {"of these warned": warned, "others warned": partial(warned, wrong=False)}
     return shared.table(rows, ["version", "case", "graph", "labels"], cells)
 
 
@@ -158,17 +161,31 @@ def _settings(rows: DataFrame) -> DataFrame:
 
 def behind(rows: DataFrame, peers: DataFrame) -> str:
     """Settings in which the mean accuracy is more than .03 below the vote's."""
-    found = _settings(rows)
-    return (
-        f"{(found[f'{OURS}.accuracy'] < found['majority.accuracy'] - 0.03).sum()} of {len(found)}"
-    )
+    found = _behind(settings := _settings(rows))
+    return f"{found.sum()} of {len(settings)}"
 
 
 def off(rows: DataFrame, peers: DataFrame) -> str:
     """Settings in which mean confidence and accuracy differ by more than .08."""
-    found = _settings(rows)
-    wrong = (found[f"{OURS}.confidence"] - found[f"{OURS}.accuracy"]).abs() > 0.08
-    return f"{wrong.sum()} of {len(found)}"
+    found = _off(settings := _settings(rows))
+    return f"{found.sum()} of {len(settings)}"
+
+
+def warned(rows: DataFrame, peers: DataFrame, wrong: bool = True) -> str:
+    """Settings that are behind or off, or the others, in which every fit has a warning."""
+    settings = _settings(rows)
+    if "warned" not in settings or settings["warned"].isna().any():
+        return ""  # of an earlier version
+    here = (_behind(settings) | _off(settings)) == wrong
+    return f"{(settings['warned'][here] == 1).sum()} of {here.sum()}"
+
+
+def _behind(settings: DataFrame) -> pd.Series:
+    return settings[f"{OURS}.accuracy"] < settings["majority.accuracy"] - 0.03
+
+
+def _off(settings: DataFrame) -> pd.Series:
+    return (settings[f"{OURS}.confidence"] - settings[f"{OURS}.accuracy"]).abs() > 0.08
 
 
 def crowds_panels(files: Files) -> str:

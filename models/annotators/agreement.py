@@ -4,7 +4,7 @@
 """Agreement of annotators: beyond independent errors, and against a consensus."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,15 +14,10 @@ from torch.distributions import Categorical
 
 from pyro_nmm.models.annotators.answers import Entries
 
-#: Replicates with independent errors, and draws of all labels for the answers and for each of them.
-NUM_REPLICATES, NUM_DRAWS = 10, (10, 2)
-#: Nodes that are compared, at random.
-MOST_NODES = 20_000
+#: Replicates with independent errors. Half of them make three standard deviations uncertain.
+NUM_REPLICATES = 10
 #: Answers that the prior of a row of a confusion matrix counts for.
 STRENGTH = 0.3
-#: Replicates draw answers at all places of a table with an answer in ten of them or more. Twice as
-#: much doubles the cost of sparse tables, half as much makes more tables count as sparse.
-DENSE = 10
 #: Draws of confusion matrices beside the neighbours for accuracies and for an effective number, and
 #: steps of EM for each draw.
 NUM_MATRICES, NUM_FEW, NUM_STEPS = 100, 40, 20
@@ -50,12 +45,12 @@ class Dependence(NamedTuple):
 
     .. math::
 
-        \kappa = \frac{\text{observed} - \text{by chance}}{\text{all pairs of answers} -
-        \text{by chance}},
+        \kappa = \frac{\text{equal pairs} - \text{by chance}}{\text{all pairs} - \text{by chance}},
+        \qquad \text{by chance} = \sum_i \sum_{l < m} \sum_{k, a} p_{ik} P_{lka} P_{mka},
 
-    where by chance is the agreement after each annotator's answers about nodes of the same label
-    have been permuted. Labels are drawn from the consensus. If they are uncertain, independent
-    errors have a positive value too, which replicates of the answers show.
+    with label distributions :math:`p_i` of the consensus, and confusion matrices :math:`P` under
+    these. If labels are uncertain, independent errors have a positive value too, which replicates
+    of the answers show.
     """
 
     excess: Tensor  #: :math:`\kappa`; all pairs together, or ``(M, M)``; NaN if nothing shows it
@@ -78,25 +73,9 @@ class Dependence(NamedTuple):
         return f"excess agreement {excess:.3f} ({beside}): {verdict}"
 
 
-def count_all(answers: Entries, num_answers: int) -> Tensor:
-    """Pairs of equal answers, over all annotators."""
-    votes = answers.votes(num_answers)
-    return (votes * (votes - 1)).sum().double() / 2
-
-
-def count_pairs(answers: Entries, num_answers: int) -> Tensor:
-    """``(M, M)``: equal answers of each pair of annotators, zeros on the diagonal."""
-    table = answers.table()
-    pairs = torch.zeros(table.shape[1], table.shape[1]).double().to(table.device)
-    for answered in ((table == k).double() for k in range(num_answers)):
-        pairs += answered.mT @ answered
-    return pairs.fill_diagonal_(0)
-
-
 def excess_agreement(
-    probs: Tensor, log_prior: Tensor, power: float, answers: Tensor,
-    count: Callable[[Entries, int], Tensor] = count_all,
-) -> Dependence:  # fmt: skip
+    probs: Tensor, log_prior: Tensor, power: float, answers: Tensor, pairs: bool = False
+) -> Dependence:
     """Excess agreement of annotators, given label distributions of the nodes.
 
     >>> truth = torch.arange(600) % 2
@@ -109,71 +88,70 @@ def excess_agreement(
 
     :param Tensor probs: ``(N, C)``, the consensus: ``log_prior`` and evidence of the answers
         times ``power``.
-    :param count: all pairs together, or each one.
-    :return: see :class:`Dependence`. Cost: :math:`O(A K)` for ``A`` answers, for pairs
-        :math:`O(N M^2 K)`.
+    :param bool pairs: of each pair of annotators, ``(M, M)``, instead of all together.
+    :return: see :class:`Dependence`. Cost: :math:`O(A C K)` for ``A`` answers, for pairs
+        :math:`O(N M^2 (C + K))`.
     """
-    entries, size = Entries.of(answers), int(answers.max()) + 1
-    several = entries.number() > 1
-    rows = several.nonzero()[:, 0]
-    rows = rows[torch.randperm(len(rows), device=rows.device)[:MOST_NODES]]
-    if not len(rows):
-        unknown = torch.full_like(count(entries.at(several), 1), torch.nan)
-        return Dependence(unknown, unknown, unknown)
-    confusion = matrices(probs, entries, size)
-    probs, log_prior, entries = probs[rows].double(), log_prior[rows], Entries.of(answers[rows])
-    excess = []
+    entries, size, probs = Entries.of(answers), int(answers.max()) + 1, probs.double()
+    confusion, excess = matrices(probs, entries, size), []
+
+    def found(entries: Entries, labels: Tensor) -> Tensor:
+        # Without a prior: it would lower what is by chance.
+        rows = matrices(labels, entries, size, 1e-9)
+        return _share(*(_each if pairs else _together)(entries, labels, rows))
+
     for _ in range(NUM_REPLICATES):
         labels = Categorical(probs, validate_args=False).sample()
-        drawn = replace(entries, answer=_draw(confusion, labels, entries))
-        evidence = power * confusion[entries.annotator, :, drawn.answer].log()
-        evidence = log_prior.index_add(0, entries.node, evidence.to(log_prior))
-        excess.append(_excess(drawn, evidence.softmax(-1), size, NUM_DRAWS[1], count))
-    observed, replicates = _excess(entries, probs, size, NUM_DRAWS[0], count), torch.stack(excess)
+        rows = confusion[entries.annotator, labels[entries.node]]
+        drawn = replace(entries, answer=Categorical(rows, validate_args=False).sample())
+        given = (log_prior + power * drawn.evidence(confusion)).softmax(-1)
+        excess.append(found(drawn, given))
+    replicates = torch.stack(excess)
     # Pairs of annotators with few common nodes have a value in some replicates only.
     mean, number = replicates.nanmean(0), replicates.isfinite().sum(0)
     error = ((replicates - mean).square().nansum(0) / (number - 1).clamp(min=0)).sqrt()
-    return Dependence(observed, mean, error)
+    return Dependence(found(entries, probs), mean, error)
 
 
-def _draw(confusion: Tensor, labels: Tensor, entries: Entries) -> Tensor:
-    """``(A,)`` answers with independent errors, given labels of the nodes."""
-    node, annotator = entries.node, entries.annotator
-    if len(node) * DENSE < entries.shape[0] * entries.shape[1]:
-        rows = confusion[annotator, labels[node]]
-        return Categorical(rows, validate_args=False).sample()
-    # Random numbers of a table that is not sparse do not depend on which answers are missing.
-    rows = confusion.transpose(0, 1)[labels]
-    return Categorical(rows, validate_args=False).sample()[node, annotator]
+def _share(equal: Tensor, chance: Tensor, pairs: Tensor) -> Tensor:
+    """NaN where all answers would agree by chance."""
+    return ((equal - chance) / (pairs - chance)).where(pairs - chance > 1e-9, torch.nan)
 
 
-def _excess(answers: Entries, probs: Tensor, size: int, num_draws: int, count: Callable) -> Tensor:
-    equal = replace(answers, answer=torch.zeros_like(answers.answer))
-    observed, pairs = count(answers, size), count(equal, 1)
-    draws = Categorical(probs, validate_args=False).sample((num_draws,))
-    chance = torch.stack([count(permuted(answers, labels), size) for labels in draws]).mean(0)
-    room = pairs - chance  # none where all answers would agree by chance
-    return ((observed - chance) / room).where(room > 1e-9, torch.nan)
+def _together(entries: Entries, labels: Tensor, confusion: Tensor) -> tuple[Tensor, ...]:
+    """Pairs of equal answers, those by chance, and all pairs, of nodes with weighted labels."""
+    number, votes = entries.number().double(), entries.votes(confusion.shape[-1]).double()
+    chance = number.new_zeros(())
+    for table, weight in zip(confusion.unbind(1), labels.mT, strict=True):
+        rows = table[entries.annotator]
+        sums = rows.new_zeros(len(number), rows.shape[1]).index_add(0, entries.node, rows)
+        chance += weight @ sums.square().sum(-1) - weight[entries.node] @ rows.square().sum(-1)
+    weight = labels.sum(-1)
+    return weight @ (votes * (votes - 1)).sum(-1), chance, weight @ (number * (number - 1))
 
 
-def permuted(answers: Entries, labels: Tensor) -> Entries:
-    """Each annotator's answers about the nodes of each label in a random order."""
-    group = answers.annotator * (labels.max() + 1) + labels[answers.node]
-    # A stable sort after a random order: random within each group.
-    mixed = torch.randperm(len(group), device=group.device)
-    there, here = mixed[group[mixed].argsort(stable=True)], group.argsort(stable=True)
-    mixed_answers = answers.answer.clone()
-    mixed_answers[here] = answers.answer[there]
-    return replace(answers, answer=mixed_answers)
+def _each(entries: Entries, labels: Tensor, confusion: Tensor) -> tuple[Tensor, ...]:
+    """The same of each pair of annotators, ``(M, M)``, zeros on the diagonal."""
+    table = entries.table()
+    there = (table >= 0).double()
+    pairs = there.mT @ there
+    equal, chance = torch.zeros_like(pairs), torch.zeros_like(pairs)
+    for answered in ((table == k).double() for k in range(confusion.shape[-1])):
+        equal += answered.mT @ answered
+    for rows, weight in zip(confusion.unbind(1), labels.mT, strict=True):
+        chance += (there.mT * weight @ there) * (rows @ rows.mT)
+    return tuple(each.fill_diagonal_(0) for each in (equal, chance, pairs))
 
 
-def matrices(probs: Tensor, answers: Tensor | Entries, size: int) -> Tensor:
+def matrices(
+    probs: Tensor, answers: Tensor | Entries, size: int, strength: float = STRENGTH
+) -> Tensor:
     """``(M, C, K)`` confusion matrices, given label distributions of all nodes."""
     entries = Entries.of(answers)
     counts = entries.confusion(probs[entries.node], size).mT
     # Rare answers are as frequent as over all labels.
     share = counts.sum(-1, keepdim=True) / counts.sum((1, 2), keepdim=True)
-    counts = (counts + STRENGTH * share).mT
+    counts = (counts + strength * share).mT
     return counts / counts.sum(-1, keepdim=True)
 
 
@@ -235,8 +213,13 @@ def effective_number(
         \rho = \frac{\text{equal pairs} - \text{by chance}}{\text{all pairs} - \text{by chance}} .
 
     If annotators are equally accurate, :math:`\rho` is the mean correlation of two errors given the
-    label. Chance comes from confusion matrices and labels beside the neighbours, without a node's
-    own answers. So a common error is not taken for the label.
+    label. Chance is as in :class:`Dependence`, with labels and confusion matrices from the
+    neighbours, without a node's own answers. So a common error is not taken for the label.
+
+    **No true label is read.** An error that the neighbours share looks like the label, and the
+    number is too high. Where neighbours are wrong, agreement on the label looks like a shared
+    error, and it is too low. The interval has the uncertainty of matrices and of the neighbours'
+    power only: it held the number given true labels for simulated judges, and not for people.
 
     >>> truth = torch.arange(3000) % 2
     >>> guess, own = ((truth + (torch.rand(3000) < 0.3).long()) % 2 for _ in range(2))
@@ -258,15 +241,8 @@ def effective_number(
     number = entries.number().double()
     if not informs(log_prior, power) or number.max() < 2:
         return Quality(*number.new_full((3,), torch.nan))
-    votes = entries.votes(values["confusion"].shape[-1]).double()
-    pairs, equal, found = number * (number - 1), (votes * (votes - 1)).sum(1), []
-    for confusion, labels in beside_neighbors(log_prior, power, values, entries, NUM_FEW):
-        rows = confusion[entries.annotator]
-        sums = rows.new_zeros(len(number), *rows.shape[1:]).index_add(0, entries.node, rows)
-        own = rows.new_zeros(sums.shape[:2]).index_add(0, entries.node, rows.square().sum(-1))
-        chance = (labels * (sums.square().sum(-1) - own)).sum()
-        of_pairs, of_equal = labels.sum(1) @ pairs, labels.sum(1) @ equal
-        found.append(((of_equal - chance) / (of_pairs - chance)).clamp(0, 1))
+    draws = beside_neighbors(log_prior, power, values, entries, NUM_FEW)
+    found = [_share(*_together(entries, labels, matrix)).clamp(0, 1) for matrix, labels in draws]
     mean, low, high = Quality.of(torch.stack(found), level)
     size = number[number > 1].mean()
     return Quality(*(size / (1 + (size - 1) * rho) for rho in (mean, high, low)))

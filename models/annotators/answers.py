@@ -73,7 +73,7 @@ class Entries:
 
 
 class Answers(NamedTuple):
-    """Answers ``(N, M)``, -1 for missing ones, and names of labels and annotators, if given."""
+    """Answers ``(N, M)``, -1 if missing, and names of labels and annotators, if given."""
 
     table: Tensor
     labels: list[str] | None = None
@@ -104,8 +104,7 @@ def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
     silent = (table == -1).all(0)
     if table.numel() and silent.all():
         raise ValueError("answers holds no answer: all are -1 or NaN")
-    if silent.any():
-        number = int(silent.nonzero()[0])
+    for number in silent.nonzero()[:, 0].tolist():
         name = number if annotators is None else annotators[number]
         raise ValueError(f"answers has none of annotator {name}: leave that column out")
     return Answers(table, labels, annotators)
@@ -153,11 +152,10 @@ def _wide(data: Any, num_nodes: int) -> Any:
 
 def _text_as_numbers(table: np.ndarray, categories: set[str]) -> tuple[np.ndarray, list[str]]:
     missing = np.array([_no_name(entry) for entry in table.flat], dtype=bool)
-    text = table.flat[~missing]
-    labels = np.array(sorted({*text.tolist(), *categories}), dtype=str)
+    labels = sorted({*table.flat[~missing].tolist(), *categories})
     numbers = np.full(table.size, -1)
-    numbers[~missing] = np.searchsorted(labels, text.astype(str))
-    return numbers.reshape(table.shape), labels.tolist()
+    numbers[~missing] = np.searchsorted(np.array(labels, str), table.flat[~missing].astype(str))
+    return numbers.reshape(table.shape), labels
 
 
 def _no_name(answer: Any) -> bool:

@@ -3,7 +3,7 @@
 
 """One label distribution per node: a pool of answers, neighbours and a classifier."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from pyro_nmm.fitting import minimise
 from pyro_nmm.models.annotators.agreement import (
     Dependence,
     Quality,
-    count_pairs,
     effective_number,
     excess_agreement,
     matrices,
@@ -29,9 +28,9 @@ from pyro_nmm.sparse import csr_of_entries
 # Development sets: small simulated crowds of other seeds than the page has, CiteSeer, digits with
 # other classifiers, and labels from an NMM. "Half" and "twice" are the mean change of the NLL on 62
 # to 217 of these sets, and the change of the worst group of sets.
-#: Probability of a further step after an edge (.8: +.002, +.013; .95: +.004, +.015), and the
-#: longest walk.
-DAMPING, LONGEST = 0.9, 50
+#: Probability of a further step after an edge (.8: +.002, +.013; .95: +.004, +.015), the same after
+#: a source (.25: -.002, +.009; .9: -.004, +.042, on labels from an NMM), and the longest walk.
+DAMPING, OVER_SOURCES, LONGEST = 0.9, 0.5, 50
 #: Strength of the neighbours in a Potts model (half: +.011, +.066; twice: +.016, +.089), and damped
 #: steps. Without a walk the NLL is .05 higher, without a Potts model .08.
 STRENGTH, NUM_STEPS = 2.5, 30
@@ -39,9 +38,10 @@ STRENGTH, NUM_STEPS = 2.5, 30
 #: the cost), and answers that fit the powers.
 PARTS, MOST_ANSWERS = 10, 20_000
 #: Power of Potts and of the answers, in Potts too, where no node has two answers, so that none can
-#: be left out. With .15 the NLL of one answer a node is .10 higher, with .6 it is .19 higher.
-ALONE = 0.25
-#: Times that a classifier learns from the pool.
+#: be left out. With .15 the NLL of one answer a node is .10 higher, with .6 it is .19 higher. Then
+#: a classifier's power (half: +.019 on CiteSeer, -.070 on digits; twice: -.017, +.169).
+ALONE, CLASSIFIER = 0.25, 0.5
+#: Times that a classifier learns from the pool. Once: +.009 for one annotator of CiteSeer.
 ROUNDS = 2
 #: Answers count for less than the fit says, for confusion matrices come from the same answers
 #: (half: +.034, +.134; at one: +.006, +.052, and .1 for people who err together).
@@ -89,7 +89,7 @@ class Walk:
             weight = hood.log_softmax(field.prior(hood, *field.inputs)[1]).double().exp()
         there = _shares(hood.target, hood.source, weight, (hood.num_nodes, hood.num_sources))
         back = _shares(hood.source, hood.target, weight, (hood.num_sources, hood.num_nodes))
-        return cls(there, back, 0.5)
+        return cls(there, back, OVER_SOURCES)
 
     def labels(self, observed: Tensor, part: Tensor) -> Tensor:
         """Distributions ``(N, C)`` around each node, equal shares if a walk meets no label. Those
@@ -158,21 +158,18 @@ class Consensus:
 
         p(u_i = k) \propto \prod_q \nu_{qik}^{b_q} \, p(a_i \mid u_i = k, P^{-i})^w
 
-    There are up to three priors of a node's label beside the shares of the labels: the end of a
-    random walk, the field of the neighbours in a Potts model, and out-of-fold predictions of a
-    classifier. They and the confusion matrices :math:`P^{-i}` do without the answers of the node
-    itself, and of a tenth or a fifth of the nodes. The powers :math:`b_q` and :math:`w < 1` predict
-    answers that are left out best. :math:`w` is then multiplied by :math:`.8 \min(1, \sum_q b_q)`,
-    because matrices come from the same answers, and because a small :math:`b` shows dependent
-    errors.
+    The priors :math:`\nu_q` of a node's label are the shares of the labels, the end of a random
+    walk, the field of the neighbours in a Potts model, and out-of-fold predictions of a classifier.
+    They and the confusion matrices :math:`P^{-i}` do without the node's own answers. The powers
+    :math:`b_q` and :math:`w < 1` predict answers that are left out best. :math:`w` is then
+    multiplied by :math:`.8 \min(1, \sum_q b_q)`, for a small :math:`b` shows dependent errors.
 
     The graph counts only if it predicts answers. Let :math:`t` be the number of standard errors by
     which the walk gives more to the labels that a node's answers mean than to those of other
-    nodes. The graph's powers are multiplied by :math:`g = t - 1`, between zero and one, and so are
-    those of a classifier with its own :math:`t`. With the larger :math:`g` the shares have the
-    power :math:`1 - g`, and the answers :math:`g w + 1 - g`. If :math:`g` is zero, the labels come
-    from the answers alone. If no node has two answers the powers are fixed. Known labels move all
-    powers, and :math:`w` may then exceed one.
+    nodes. The graph's powers are multiplied by :math:`g = t - 1`, between zero and one, and those
+    of a classifier by its own. With the larger :math:`g` the shares have the power :math:`1 - g`,
+    and the answers :math:`g w + 1 - g`. If no node has two answers the powers are fixed. Known
+    labels move all powers, and :math:`w` may then exceed one.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
@@ -239,7 +236,7 @@ class Consensus:
         """``(M, M)``: which annotators err together, the excess agreement of each pair. NaN where
         two share no answers that could differ, zeros on the diagonal."""
         power = self.powers["answers"]
-        pairs = excess_agreement(self.probs, self.log_prior, power, self.answers, count_pairs)
+        pairs = excess_agreement(self.probs, self.log_prior, power, self.answers, pairs=True)
         return Dependence(*(table.fill_diagonal_(0) for table in pairs))
 
     @property
@@ -248,42 +245,44 @@ class Consensus:
         return sum(power for name, power in self.powers.items() if name != "answers")
 
     def effective_number(self, level: float = 0.9) -> Quality:
-        """How many independent answers the answers at a node are worth, with an interval: see
-        :func:`~pyro_nmm.models.annotators.effective_number`."""
+        """How many independent answers the answers at a node are worth, judged without true labels:
+        see :func:`~pyro_nmm.models.annotators.effective_number`."""
         power, values = self.graph_power, self.field.values
         return effective_number(self.log_prior, power, values, self.answers, level)
 
     def summary(self) -> str:
         """What was fitted, how answers and neighbours count, whether annotators agree more often
-        than independent errors explain, and how many independent answers a node has."""
+        than independent errors explain, how many independent answers a node has, and warnings."""
         there, lines = self.answers >= 0, [self._fitted()]
-        number, nodes = int(there.sum()), int(there.any(1).sum())
         with torch.random.fork_rng():  # a summary changes no random number
             worth = self.effective_number()
         if worth.mean.isfinite():
             mean, low, high = (value.item() for value in worth)
             size = there.sum(1)[there.sum(1) > 1].double().mean().item()
             of_all = f"{size:.1f} answers a node are worth {mean:.1f} independent ones"
-            lines.append(f"{of_all} ({low:.1f} to {high:.1f})")
-        if self.powers["shares"] > 0 and self.field.known is None:
+            lines.append(f"{of_all} ({low:.1f} to {high:.1f}), if neighbours share no error")
+        return "\n".join(lines + [f"warning: {text}" for text in self._warnings()])
+
+    def _warnings(self) -> Iterator[str]:
+        there, told = self.answers >= 0, self.field.known is not None
+        nodes = int(there.any(1).sum())
+        if self.powers["shares"] > 0 and not told:
             used = f"{1 - self.powers['shares']:.0%} of the pool, the rest from the answers alone"
-            lines.append(f"neighbours predict answers badly, a graph that does not fit: {used}")
-        if nodes == number and self.field.known is None:
-            lines.append("no node has two answers: powers are defaults, confidence is a guess")
+            yield f"neighbours predict answers badly, a graph that does not fit: {used}"
+        if nodes == there.sum() and not told:
+            yield "no node has two answers: powers are defaults, confidence is a guess"
         sure = self.probs[there.any(1)].double().amax(1)
         error = 2 * (sure * (1 - sure)).sum().sqrt().item() / max(1, nodes)
         if error > ROUGH:
             beside = f"the accuracy may differ from the confidence {sure.mean():.2f}"
-            lines.append(f"{nodes} answered nodes are few: {beside} by {error:.2f}")
-        return "\n".join(lines)
+            yield f"{nodes} answered nodes are few: {beside} by {error:.2f}"
 
     def _fitted(self) -> str:
-        there, shown = self.answers >= 0, (f"{name} {b:.2f}" for name, b in self.powers.items())
-        number, nodes = int(there.sum()), int(there.any(1).sum())
+        there, powers = self.answers >= 0, [f"{name} {b:.2f}" for name, b in self.powers.items()]
         return (
-            f"{number:,} answers of {there.shape[1]:,} annotators about {nodes:,} of "
-            f"{len(there):,} nodes, {self.probs.shape[1]} labels\n"
-            f"powers: {', '.join(shown)}\n{self.dependence}"
+            f"{there.sum():,} answers of {there.shape[1]:,} annotators about "
+            f"{there.any(1).sum():,} of {len(there):,} nodes, {self.probs.shape[1]} labels\n"
+            f"powers: {', '.join(powers)}\n{self.dependence}"
         )
 
     def __repr__(self) -> str:
@@ -305,7 +304,7 @@ def consensus_of(
     told = field.known
     if told is not None and getattr(emission, "named", False):
         # Answers cannot show a label that none of them names, nor can it show what they count for.
-        told = told.masked_fill((told[:, None] != entries.answer.unique()).all(1), -1)
+        told = told.masked_fill(~torch.isin(told, entries.answer), -1)
 
     counts = 1.0 if entries.number().max() > 1 else ALONE
 
@@ -388,9 +387,11 @@ def _each_alone(emission: Any, values: Values, entries: Entries) -> tuple:
 
 
 class _Pool(NamedTuple):
-    probs: Tensor  #: ``(N, C)``
-    powers: Tensor  #: of the priors and the answers
-    log_prior: Tensor  #: ``(N, C)``: all priors to their powers
+    """Probabilities, powers of the priors and the answers, and the priors to their powers."""
+
+    probs: Tensor
+    powers: Tensor
+    log_prior: Tensor
 
 
 def _pool(
@@ -401,7 +402,7 @@ def _pool(
     logs = torch.stack([_away_from_zero(prior).log() for prior in priors.values()], 1)
     several = answers.node.bincount().max() > 1
     # If none can be left out: of walk, Potts, a classifier and the answers.
-    fixed = logs.new_tensor([1.0, ALONE, *[0.5] * (len(priors) - 3), ALONE])
+    fixed = logs.new_tensor([1.0, ALONE, *[CLASSIFIER] * (len(priors) - 3), ALONE])
     powers = fit_powers(logs[:, 1:], answers) if several else fixed
     around, own = powers[:-1], powers[-1:]
     if several:  # other answers predict one better than priors do if annotators err together

@@ -4,9 +4,8 @@
 """Fit a hidden field by expectation maximisation, sample it, and score it."""
 
 import math
-from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.arguments import as_tensor, check_integers, check_positive, expect
-from pyro_nmm.fitting import Run, as_path, train, with_gradients, with_options
+from pyro_nmm.arguments import as_tensor, check_integers, expect
+from pyro_nmm.fitting import Steps, as_path, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.hidden.field import (
@@ -34,35 +33,31 @@ from pyro_nmm.ops.sampling import draw_entries
 
 
 @dataclass(frozen=True)
-class FieldRun:
+class FieldRun(Steps):
     """Options of :func:`fit_field`.
 
     :param int num_starts: fits, of which one is kept: the first with flat attention, others along a
-        feature of the edges or against it. One is often enough if answers name labels.
+        feature of the edges or against it.
     :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
         disagree.
     :param int num_draws: of each of ``num_chains`` chains of Gibbs sweeps, after the fit.
     :param float lr: of the prior's parameters.
     :param progress: wraps the range of steps, for example ``tqdm``.
     :param Path checkpoint: start ``k`` is saved every ``save_every`` steps as ``<checkpoint>.k``,
-        and the save before as ``<checkpoint>.k.previous``. Interrupted and called again after the
-        same seed, a fit ends with the same values, bit for bit on a CPU. A checkpoint of other
-        data, parameters or steps is refused, but plain attributes alone are compared.
+        and the save before as ``<checkpoint>.k.previous``. Called again after the same seed, an
+        interrupted fit ends with the same values. A checkpoint of other data or steps is refused.
     """
 
-    num_starts: int = 5
     num_steps: int = 120
+    lr: float = 0.1
+    num_starts: int = 5
     num_chains: int = 4
     num_draws: int = 50
-    lr: float = 0.1
-    progress: Callable[[range], Iterable[int]] = iter
-    checkpoint: str | Path | None = None
-    save_every: int = 20
 
     def __post_init__(self) -> None:
-        check_positive(lr=self.lr)
+        super().__post_init__()
         as_path(self.checkpoint)
-        names = "num_starts", "num_steps", "num_chains", "num_draws", "save_every"
+        names = "num_starts", "num_chains", "num_draws"
         check_integers(1, **{name: getattr(self, name) for name in names})
 
 
@@ -75,12 +70,11 @@ def fit_field(
 ) -> HiddenField:  # fmt: skip
     r"""Fit a field of latent labels, with all parameters, to observations.
 
-    The fit is expectation maximisation. The E-step continues chains of collapsed Gibbs sweeps and
-    averages the labels that they visit over the second half of the steps (Delyon, Lavielle and
-    Moulines 1999, "Convergence of a stochastic approximation version of the EM algorithm", Annals
-    of Statistics 27). The M-step is the emission's own, and a step of Adam on :math:`\log p(c, u)`
-    for the prior. Of several starts the one with the best :attr:`HiddenField.score` is kept, and
-    sampled as by :func:`sample_field`.
+    The E-step of expectation maximisation continues chains of collapsed Gibbs sweeps and averages
+    the labels that they visit over the second half of the steps (Delyon, Lavielle and Moulines
+    1999, Annals of Statistics 27). The M-step is the emission's own, and a step of Adam on
+    :math:`\log p(c, u)` for the prior. Of several starts the one with the best
+    :attr:`HiddenField.score` is kept, and sampled as by :func:`sample_field`.
 
     >>> from pyro_nmm import sources
     >>> from pyro_nmm.models import NormalEmission
@@ -97,8 +91,7 @@ def fit_field(
     :param Tensor known: ``(N,)`` true labels of some nodes, -1 elsewhere.
     :param prior: a :class:`~pyro_nmm.models.ParameterNetwork` in place of :class:`FieldPrior`, such
         as an :class:`~pyro_nmm.models.NMMNetwork` of node features, called as
-        ``prior(hood, *inputs)``. It is copied, and trained by Adam with ``lr``, and with weight
-        decay of its matrices.
+        ``prior(hood, *inputs)``. A copy is trained, with weight decay of its matrices.
     :param options: keywords of :class:`~pyro_nmm.models.hidden.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
@@ -132,7 +125,7 @@ def sample_field(
     :param prior: a :class:`FieldPrior`, or a network with its ``inputs``.
     :param dict values: the emission's parameters that chains start with.
     :param int num_draws: of each of ``num_chains`` chains, after ``num_sweeps`` sweeps.
-    :return: the field, with samples ``(T, N)``. All else is as for :func:`fit_field`.
+    :return: the field, with samples ``(T, N)``.
     """
     check_integers(1, num_chains=num_chains, num_draws=num_draws, num_sweeps=num_sweeps)
     prior = deepcopy(prior)  # whose mode is the caller's
@@ -158,8 +151,8 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     others, at the fitted parameters of the prior. Its mean compares sources and emissions on the
     same data.
 
-    :attr:`HiddenField.score` predicts from labels that depend on :math:`w_i`. Here chains of labels
-    are weighted so that they do not (Gelfand, Dey and Chang 1992, Bayesian Statistics 4),
+    Chains are weighted so that labels do not depend on :math:`w_i` (Gelfand, Dey and Chang 1992,
+    Bayesian Statistics 4),
 
     .. math::
 
@@ -184,10 +177,8 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     if not isinstance(field, HiddenField):
         raise ValueError(f"field must be a HiddenField, got {type(field)}")
     draw, size = field.chains.draw, len(field.chains.draw.labels)
-    chains = FieldChains(
-        field.emission, field.hood, data, field.edge_attr, size, field.known, field.prior,
-        field.inputs,
-    )  # fmt: skip
+    model, told = (field.emission, field.hood, data, field.edge_attr, size), field.known
+    chains = FieldChains(*model, told, field.prior, field.inputs)
     prior, logs = chains.prior_terms(field.prior), []
     # Every chain draws its own parameters, because the fitted ones have seen w_i too.
     last = {name: value[-size:] for name, value in field.draws.items()}
@@ -289,10 +280,9 @@ class FieldChains:
         probs = visits / visits.sum(-1, keepdim=True)
         ends = SweepRecord(draw, torch.stack(totals, 1).to(probs))
         stacked = {name: torch.stack([drawn[name] for drawn in draws]) for name in start}
-        return HiddenField(
-            self.hood, self.emission, deepcopy(prior), start, probs, torch.cat(labels), stacked,
-            score, ends, self.edge_attr, self.known, self.inputs,
-        )  # fmt: skip
+        found = deepcopy(prior), start, probs, torch.cat(labels), stacked, score, ends
+        model = self.hood, self.emission
+        return HiddenField(*model, *found, self.edge_attr, self.known, self.inputs)
 
 
 class _Start(nn.Module):
@@ -337,13 +327,10 @@ class _Start(nn.Module):
         settings = {name: getattr(chains, name) for name in names}
         settings["emission's attributes"] = getattr(chains.emission, "__dict__", None)
         settings["edges"] = chains.hood.ptr, chains.hood.source, chains.hood.num_sources
-        settings |= {"start": self._turn, "num_steps": options.num_steps}
         path = None if options.checkpoint is None else Path(f"{options.checkpoint}.{self._turn}")
-        train(
-            self, optimizer, backward, num_epochs=options.num_steps,
-            schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: max(gain(k), 0.1)),
-            options=Run(path, options.save_every, settings, options.progress),
-        )  # fmt: skip
+        of_start = replace(options, checkpoint=path)
+        settings |= {"start": self._turn}
+        of_start.train(self, optimizer, backward, lambda k: max(gain(k), 0.1), **settings)
         score = left_out(chains.hood, self._terms(), self._draw).mean().item()
         return _State(self.prior, self._values, self._draw, score)
 

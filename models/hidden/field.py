@@ -116,8 +116,7 @@ def hidden_field(
     :param prior: a :class:`FieldPrior`, or a network called as ``prior(hood, *inputs)`` for
         concentrations and logits; its own log prior density is ``prior.log_prior()``, if there.
     :param dict values: the emission's parameters, such as ``pyro.param`` gives them.
-    :param data: observations of the nodes, as :meth:`Emission.check` returns them. Later steps
-        check at most what ``pyro.enable_validation`` asks for.
+    :param data: observations of the nodes, as :meth:`Emission.check` returns them.
     :param inputs: of the prior: features of the edges, or what a network takes.
     :return: ``(..., N)`` labels. Cost: :math:`O(E + N C)`, and the emission's.
     """
@@ -174,7 +173,7 @@ class HiddenField:
     >>> field.predict().shape, field.probs.shape, field.samples.shape
     (torch.Size([4]), torch.Size([4, 2]), torch.Size([200, 4]))
 
-    :ivar FieldPrior prior: the prior's parameters as a module, fitted, or the network in its place.
+    :ivar prior: the fitted :class:`FieldPrior`, or the network in its place.
     :ivar dict values: the emission's parameters, fitted.
     :ivar Tensor probs: ``(N, C)``, the posterior probability of every label.
     :ivar Tensor samples: ``(T, N)`` int16, joint draws of all labels.

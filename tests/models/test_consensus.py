@@ -3,6 +3,7 @@
 
 """A consensus of annotators: its parts by hand, its inputs, and what dependent errors do to it."""
 
+import itertools
 import math
 
 import pytest
@@ -16,12 +17,12 @@ from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import Annotators, accuracy, fit_field
 from pyro_nmm.models.annotators import consensus
 from pyro_nmm.models.annotators.agreement import (
-    count_pairs,
+    _each,
+    _together,
     effective_number,
     excess_agreement,
     fit_confusion,
     matrices,
-    permuted,
 )
 from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.annotators.consensus import (
@@ -201,19 +202,25 @@ def test_known_labels_move_powers():
     assert 0.7 < weight < 1.3
 
 
-def test_permuted_answers_keep_counts():
-    """An annotator's answers about the nodes of a label stay there, in any order."""
-    answers = answers_to(TRUTH, [0.8, 0.6])
-    found = permuted(Entries.of(answers), TRUTH).table()
-    assert ((found < 0) == (answers < 0)).all()
-    assert (found != answers).any()
-    for label in range(3):
-        here = label == TRUTH
-        assert torch.equal(found[here].sort(0).values, answers[here].sort(0).values)
-    small = torch.arange(3)[:, None].expand(3, 1)
-    small, labels = Entries.of(small), torch.zeros(3).long()
-    orders = {tuple(permuted(small, labels).answer.tolist()) for _ in range(200)}
-    assert len(orders) == 6
+def test_pairs_by_loops():
+    """Equal ones, those by chance, and all, of nodes with weights; each pair, and together."""
+    answers, labels = answers_to(TRUTH[:20], [0.8, 0.6, 0.5]), torch.rand(20, 3).double()
+    confusion, tables = torch.rand(3, 3, 3).double().softmax(-1), torch.zeros(3, 3, 3).double()
+    for node, (one, other) in itertools.product(range(20), itertools.permutations(range(3), 2)):
+        first, second = answers[node, [one, other]].tolist()
+        if min(first, second) >= 0:
+            chance = (confusion[one] * confusion[other]).sum(-1)
+            row = [float(first == second), 0.0, 1.0]
+            tables[:, one, other] += torch.tensor(row).double() * labels[node].sum()
+            tables[1, one, other] += labels[node] @ chance
+    entries = Entries.of(answers)
+    torch.testing.assert_close(_together(entries, labels, confusion), (*tables.sum((1, 2)),))
+    labels = labels / labels.sum(1, keepdim=True)
+    for table, together in zip(
+        _each(entries, labels, confusion), _together(entries, labels, confusion), strict=True
+    ):
+        torch.testing.assert_close(table.sum(), together)
+        assert torch.equal(table, table.mT)
 
 
 def test_excess_agreement_with_sure_labels():
@@ -229,7 +236,7 @@ def test_excess_agreement_with_sure_labels():
     same = torch.rand(20_000) < 0.5
     copied = answers[:, 0].where(same & (answers[:, 0] >= 0) & (answers[:, 1] >= 0), answers[:, 1])
     answers[:, 1] = copied
-    pairs = excess_agreement(probs, log_prior, 0.5, answers, count_pairs)
+    pairs = excess_agreement(probs, log_prior, 0.5, answers, pairs=True)
     by_chance = (right**2 + 2 * 0.2**2).mean()  # .6 right, .2 each of the two wrong answers
     both = (answers[:, 0] >= 0) & (answers[:, 1] >= 0)
     agree = (answers[:, 0] == answers[:, 1])[both].double().mean()
@@ -504,7 +511,7 @@ def test_a_few_answers_leave_a_wide_interval():
     quality = accuracy(people)
     width = quality.high - quality.low
     assert width[2] > 0.3 > 0.2 > width[0]
-    for probs in _by_label(people):
+    for probs in _by_label(people, 0.9, ""):
         torch.testing.assert_close(probs.sum(-1), torch.ones_like(probs[..., 0]))
 
 

@@ -136,6 +136,24 @@ def test_batches_of_a_large_graph(monkeypatch):
     assert OutOfFold(None, words)(found, rows).shape == (256, 3)
 
 
+def test_the_default_network_is_a_gcn():
+    """Of PyG: values and gradients, of dense and of sparse features, on edges of one direction."""
+    edges, x = torch.randint(40, (2, 150)), (torch.rand(40, 30) < 0.05).float()
+    ours, theirs = module._GCN(30, 3).eval(), GCN(30, 64, 2, 3).eval()
+    for layer, weight in zip(theirs.convs, ours.weights, strict=True):
+        layer.lin.weight.data = weight.data.T.clone()
+    expected = theirs(x, edges)
+    expected.square().sum().backward()
+    for features in (x, module._Kept(module._sparse(x))):
+        ours.zero_grad()
+        found = ours(features, module._normalized(edges, 40))
+        found.square().sum().backward()
+        torch.testing.assert_close(found, expected)
+        for layer, weight, bias in zip(theirs.convs, ours.weights, ours.biases, strict=True):
+            torch.testing.assert_close(weight.grad, layer.lin.weight.grad.T, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(bias.grad, layer.bias.grad, atol=1e-4, rtol=1e-4)
+
+
 def test_folds_have_networks_of_their_own(monkeypatch):
     """A network as it was is unchanged, and layers draw their parameters anew."""
     data, _, truth = crowd()
