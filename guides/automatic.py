@@ -79,6 +79,7 @@ class AutoNMM(AutoGuide):
         more if its labels are latent, and one more for several fields with chains.
 
     ``state_dict()`` has parameters and chains. Call a new guide once before ``load_state_dict()``.
+    A fit that is resumed from it draws other random numbers than one that was not interrupted.
     """
 
     def __init__(

@@ -8,7 +8,10 @@ from typing import Any
 
 import pyro
 import torch
-from pyro.poutine.runtime import get_plates
+from pyro.distributions import Delta
+from pyro.poutine.runtime import _PYRO_STACK, get_plates
+from pyro.poutine.trace_messenger import TraceMessenger
+from pyro.poutine.util import site_is_subsample
 from torch import Size, Tensor, nn
 
 from pyro_nmm.arguments import check_integers
@@ -18,6 +21,31 @@ from pyro_nmm.models.plates import COPIES
 from pyro_nmm.ops import two_blocks
 
 OTHER = "Chains serves one field on one graph: make another one for each"
+
+
+class States(Delta):
+    """The states of chains themselves, not a view, so that the model knows their edges."""
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Delta:
+        same = Size(batch_shape) == self.batch_shape
+        return self if same else super().expand(batch_shape, _instance)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        return super().rsample(sample_shape) if sample_shape else self.v
+
+
+def _check_parents() -> None:
+    """Refuse a guide's draws with a score before the field. It would need log p(y), but the loss
+    has log p(y, c)."""
+    traces = [handler.trace for handler in _PYRO_STACK if isinstance(handler, TraceMessenger)]
+    for trace, name in ((t, name) for t in traces for name in t.nonreparam_stochastic_nodes):
+        site = trace.nodes[name]
+        if not (site_is_subsample(site) or isinstance(site["fn"], InOrder)):
+            raise ValueError(
+                f"site {name!r} has no reparameterised draw, so its gradient would need the "
+                f"likelihood without choices, which Chains has not: take another estimator, or "
+                f"draw the site after the field if the field does not depend on it"
+            )
 
 
 class Chains(nn.Module):
@@ -53,6 +81,9 @@ class Chains(nn.Module):
     >>> chains.states.shape  # four particles
     torch.Size([4, 1, 16])
 
+    Sites of the guide that the field depends on need reparameterised draws, so discrete ones are
+    refused.
+
     An object serves one field. Each particle and each element of a plate has a chain. Subsamples of
     plates and of nodes (``observed``) continue the chains that they had, and a larger number of
     particles starts from copies. The states, ``(particles, ..., 1 or 2, N)``, are part of
@@ -84,6 +115,7 @@ class Chains(nn.Module):
     @torch.no_grad()
     def draw(self, q: InOrder) -> Tensor:
         """Samples of ``q`` continued by sweeps, one for each element of the program's plates."""
+        _check_parents()
         frames: dict[int, Any] = {f.dim: f for f in get_plates() if f.dim is not None}
         sizes = [frames[d].size if d in frames else 1 for d in range(min(frames, default=0), 0)]
         shape = torch.broadcast_shapes(q.batch_shape, sizes)
@@ -131,7 +163,10 @@ class Chains(nn.Module):
         whole = rows.num_rows == rows.num_nodes
         self.states = new if whole else states.index_copy(-1, rows.nodes, new)
         self._last.put((self.states, rows), numbers)
-        return value.view(shape + q.event_shape)
+        value = value.view(shape + q.event_shape)
+        if len(q.event_shape) == 1:
+            rows.last_edges.put((value, shape), (numbers, None))
+        return value
 
     def _states(self, full: list[int], event: tuple[int, int], device: torch.device) -> Tensor:
         """The states of so many particles, or of more, ``(particles, ..., R, N)``."""

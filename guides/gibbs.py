@@ -63,6 +63,7 @@ class FieldGibbs(MCMCKernel):
     ``MCMC`` keeps the continuous sites. Its ``save_params=["kappa", "c"]`` keeps choices
     ``(num_samples, ..., n)``, and latent labels ``y``, too, as integers, which ``summary()`` and
     ``diagnostics()`` of Pyro cannot average.
+    ``Predictive`` of ``nmm(..., predict=True)`` needs them.
 
     :param model: a Pyro program, without subsampling and vectorized particles.
     :param kernel: of the continuous sites, a class such as ``NUTS``, ``HMC`` or

@@ -18,7 +18,7 @@ from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.concentrations import Concentrations, written_out
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_all_rows
-from pyro_nmm.guides.chains import Chains
+from pyro_nmm.guides.chains import Chains, States
 from pyro_nmm.guides.shared_forward import SharedForward
 from pyro_nmm.models import hidden
 from pyro_nmm.models.plates import OneEvent, check_plates
@@ -66,7 +66,7 @@ def ordered_guide(
     q = OrderedConditional(hood, alpha, logits, y, observed, estimator=name, relabel=relabel)
     check_plates(q.observed_rows, q.batch_shape)
     with OneEvent(q.observed_rows, q.batch_shape):
-        c = pyro.sample("c", q if chains is None else Delta(chains.draw(q), event_dim=1))
+        c = pyro.sample("c", q if chains is None else States(chains.draw(q), torch.zeros(()), 1))
         if not collapsed:
             posterior = posterior_alpha(written_out(q.alpha), c, q.borrowed(c))
             pyro.sample("z", Dirichlet(posterior).to_event(1))

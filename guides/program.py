@@ -185,9 +185,14 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
                 break
         else:
             if name in depend:
+                what = f"log-probability of site {name!r} is no sum over the nodes of {name_y!r}"
+                if len(tables) == 1:  # perhaps of the measured nodes alone
+                    cure = "give each node an entry, and leave some out by .mask(measured), as in "
+                    cure += "Normal(loc, scale).mask(measured).to_event(1); or fit a MixtureGuide"
+                    number = y.shape[-1]
+                    raise ValueError(f"the {what}, without a dimension of {number} nodes: {cure}")
                 raise ValueError(
-                    f"the log-probability of site {name!r} is no sum over the nodes of "
-                    f"{name_y!r}: let each entry of its dimension of nodes, right of all plates or "
+                    f"the {what}: let each entry of its dimension of nodes, right of all plates or "
                     f"in a node_plate, depend on the label of its own node; or fit a MixtureGuide"
                 )
     undrawn = [k for k in later if kind_of(k) == "y" and not below[k]["is_observed"]]

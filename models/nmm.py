@@ -58,7 +58,8 @@ def nmm(
 
         y_i \sim \mathrm{Categorical}\Big(\sum_j L_{ij} z_j\Big)
 
-    Latent labels are the only discrete site left, so NUTS and every autoguide run at any size.
+    With observed labels no discrete site is left, so NUTS and every autoguide run at any size.
+    Latent labels stay discrete: use :class:`~pyro_nmm.guides.FieldGibbs`.
 
     ``collapsed`` integrates ``z`` out. The bound, its gradient and its variance are the same,
     the step is faster, and in single precision large ``alpha`` keep their digits.
@@ -71,6 +72,8 @@ def nmm(
     ``predict`` is for Pyro's ``Predictive`` with :func:`~pyro_nmm.guides.ordered_guide`: the other
     nodes' labels are drawn given the choices and labels of the rows, as in
     :meth:`NeighborMixture.condition` with equal weights; ``WeighedPredictive`` has exact weights.
+    After MCMC give it draws of ``c`` too, by ``save_params`` of
+    :class:`~pyro_nmm.guides.FieldGibbs`: without them Pyro draws choices that have seen no label.
 
     >>> from functools import partial
     >>> from pyro.infer import Predictive
@@ -98,7 +101,8 @@ def nmm(
     of_rows, obs = prior.of_rows(rows), None
     alpha, channel = prior.alpha, of_rows.channel
     if y is not None:
-        obs = check_labels(hood, y, hood.num_nodes).index_select(-1, rows.nodes)
+        whole = check_labels(hood, y, hood.num_nodes)
+        obs = rows.last_labels.get((whole,), lambda: whole.index_select(-1, rows.nodes))
     if pyro.settings.get("validate_distributions_pyro"):
         prior.check_values()
         if obs is not None:

@@ -214,7 +214,7 @@ def at_labels(alpha: Concentrations, nodes: Tensor, labels: Tensor) -> Tensor:
     """``(..., E)``: values of nodes ``(..., E)`` at labels ``(..., E)``."""
     if isinstance(alpha, OrdinalConcentrations):
         return alpha.at(nodes, labels)
-    return gather(alpha.flatten(-2), nodes * alpha.shape[-1] + labels)
+    return gather(alpha.flatten(-2), torch.add(labels, nodes, alpha=alpha.shape[-1]))
 
 
 def chosen_rows(alpha: Concentrations, nodes: Tensor) -> Concentrations:

@@ -6,8 +6,8 @@
 from functools import cached_property
 
 import torch
-from torch import Tensor
-from torch_geometric.utils import coalesce, cumsum, scatter, segment, softmax
+from torch import Tensor, segment_reduce
+from torch_geometric.utils import coalesce, cumsum, scatter, softmax
 
 from pyro_nmm import backend
 from pyro_nmm.arguments import (
@@ -82,6 +82,8 @@ class Neighborhood:
         self.num_rows, self.num_edges = len(nodes), len(source)
         self._edge = edge
         self._last_rows, self._last_pairs = LastCall(), LastCall()
+        self.last_edges = LastCall()  # to choices, which chains tell
+        self.last_keys, self.last_labels = LastCall(), LastCall()
         return self
 
     def __getstate__(self) -> dict:
@@ -172,7 +174,12 @@ class Neighborhood:
             raise ValueError(f"rows must {must}, got {out_of_range(rows, self.num_rows)}") from None
         degree = self.ptr[rows + 1] - self.ptr[rows]
         ptr = cumsum(degree)
-        edges = spans(self.ptr[rows], degree, ptr, num_edges)
+        try:
+            edges = spans(self.ptr[rows], degree, ptr, num_edges)
+        except RuntimeError:  # of a CPU, too
+            if num_edges in (None, total := int(ptr[-1])):
+                raise
+            raise ValueError(f"num_edges must be {total}, of rows, got {num_edges}") from None
         source = self.source.index_select(0, edges)
         edge = edges if self._edge is None else self._edge.index_select(0, edges)
         hood = self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
@@ -222,21 +229,23 @@ class Neighborhood:
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         r"""``(..., num_edges)``: :math:`\log L_{ij}`, over each row. NaN goes through, as below."""
-        logits = self._of_edges("logits", logits)
-        _, shifted, total = self._shifted_sum(logits)
+        _, shifted, total = self.shifted_sum(logits)
         return shifted - total.log().index_select(-1, self.row)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """``(..., num_rows)``: the logarithm of the sum of ``exp(logits)`` over each row."""
-        top, _, total = self._shifted_sum(self._of_edges("logits", logits))
+        top, _, total = self.shifted_sum(logits)
         return top + total.log()
 
     def _of_edges(self, name: str, values: Tensor) -> Tensor:
         """Values ``(..., num_edges)``. NaN goes through, because every step comes here."""
         return as_expected(name, values, ("...", self.num_edges), like=self)
 
-    def _shifted_sum(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        top = segment(logits.detach().movedim(-1, 0), self.ptr, reduce="max").movedim(0, -1)
+    def shifted_sum(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The largest logit of each row, logits less this one, and the sum of their ``exp``."""
+        logits = self._of_edges("logits", logits)
+        columns, least = logits.detach().movedim(-1, 0), torch.finfo(logits.dtype).min
+        top = segment_reduce(columns, "max", offsets=self.ptr, initial=least).movedim(0, -1)
         shifted = logits - top.index_select(-1, self.row)
         return top, shifted, self.sum(shifted.exp())
 
@@ -255,9 +264,16 @@ class Neighborhood:
         choices = as_expected("choices", choices, shape, kind="integers", like=self)
         if loops := backend.loops_on(self.device):
             return loops.find(self, choices)
-        # A row reaches a node over one edge at most, so a sum finds its number.
-        hit = choices.index_select(-1, self.row) == self.source
-        return self.sum(hit * torch.arange(1, self.num_edges + 1, device=self.device)) - 1
+        keys, first = self._keys
+        key = choices + first
+        edges = torch.searchsorted(keys[1:], key, right=True)  # the last edge before the first one
+        return edges.masked_fill(keys.index_select(0, edges.flatten()).view_as(key) != key, -1)
+
+    @derived
+    def _keys(self) -> tuple[Tensor, Tensor]:
+        # Ascending numbers of edges and of rows. What is no source must not lead to another row.
+        first = torch.arange(self.num_rows, device=self.device) << 32
+        return first.index_select(0, self.row) + self.source, first
 
     def common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r"""The sources that both rows of a pair of row numbers ``(2, P)`` have: the number of the

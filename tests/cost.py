@@ -33,8 +33,10 @@ class Work(TorchDispatchMode):
 
 
 def _is_view(function, value, args):
-    """Whether a result is a part of an argument, which nobody wrote."""
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    """Whether a result is a part of an argument, which nobody wrote, or a sparse matrix of some."""
+    if value.layout is not torch.strided:
+        return True
+    tensors = [a for a in args if isinstance(a, torch.Tensor) and a.layout is torch.strided]
     place = value.untyped_storage().data_ptr()
     inside = value.numel() and any(t.untyped_storage().data_ptr() == place for t in tensors)
     return inside and not function._schema.is_mutable
@@ -44,6 +46,7 @@ ATEN = torch.ops.aten
 #: Operations whose result the processor needs, so that it waits for the device.
 WAITS = {
     ATEN._local_scalar_dense.default,
+    ATEN.bincount.default,
     ATEN.equal.default,
     ATEN.is_nonzero.default,
     ATEN.masked_select.default,
@@ -78,6 +81,8 @@ class Launches(TorchDispatchMode):
             waits = kwargs.get("output_size") is None
         elif function is ATEN._to_copy.default:
             waits = torch.device(kwargs.get("device") or "meta").type == "cpu"
+        elif function is ATEN.copy_.default:
+            waits = args[0].device.type == "cpu"
         else:
             waits = function in WAITS
         self.waits += waits

@@ -18,7 +18,7 @@ from pyro.infer import autoguide, inspect
 from pyro.infer.mcmc import RandomWalkKernel
 from pyro_rows import Measured, Pair, Parent, Y, losses, row, vectorized
 
-from pyro_nmm import NeighborChoice
+from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs, ordered_guide
 from pyro_nmm.models import nmm
 
@@ -186,6 +186,24 @@ def anew(name):
     drawn = infer.Predictive(model, guide=guide, **options)()
     labels = drawn["y_rest" if name == "Predictive, other nodes" else "y"]
     assert len(labels.unique(dim=0)) > 1
+
+
+@row("Predictive, draws of MCMC")
+def other_nodes_after_mcmc():
+    """Draws of the choices are exact; without them Pyro draws choices that have seen no label."""
+    hood, y, observed = Neighborhood.grid(1, 5), torch.tensor([0, 1, 0, 0, 0]), torch.ones(5) > 0
+    observed[2] = False
+    given = hood, torch.full((5, 2), 0.05), torch.zeros(hood.num_edges)
+    mix, size = NeighborMixture(*given), 20_000
+    exact, q = mix.condition(y, observed).marginals()[2, 0], mix.choices(y, observed)
+    drawn = q.sample((size,))
+    drawn = drawn[q.log_labels(drawn).sum(-1).softmax(0).multinomial(size, replacement=True)]
+    model = partial(nmm, *given, y, observed, collapsed=True, predict=True)
+    off = []
+    for samples in ({"c": drawn}, None):
+        found = infer.Predictive(model, samples, num_samples=size, parallel=True)()["y_rest"]
+        off.append((found == 0).double().mean() - exact)
+    assert abs(off[0]) < 4 * 0.5 / size**0.5 < abs(off[1])
 
 
 @row("Predictive, choices alone")

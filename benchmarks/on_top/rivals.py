@@ -219,7 +219,7 @@ def fitted_pool(data: Data) -> Callable[[Tensor], Tensor]:
         return (cost + penalty / 2) / int(held.sum())
 
     fit(loss, list(pool.parameters()))
-    return lambda known: pool(pool.terms(data.hood, logits, y, known)).detach()
+    return lambda known: pool(pool.terms(data.hood, logits, data.y, known)).detach()
 
 
 def pool_alone(data: Data) -> Tensor:

@@ -3,8 +3,10 @@
 
 """StackedNMM on top of trained classifiers, beside rivals. README.md explains the tasks."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from statistics import mean, median
 
@@ -19,6 +21,7 @@ from torch_geometric.utils import index_to_mask, to_undirected
 
 from benchmarks.nodes import evaluate, node_scores
 from benchmarks.on_top import rivals, stages
+from benchmarks.on_top import sets as connected
 from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, some_pairs, trained
 from benchmarks.shared.graphs import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick, read
@@ -38,6 +41,8 @@ ELSEWHERE = "StackedNMM, the other graph's priors"
 SIZES, SHARES, SHOWN, QUESTIONS = [10, 30, 100, None], [0.0, 0.1, 0.3, 0.5], [0, 5, 10, 20], 20
 #: Numbers of nodes, of random graphs with three edges for each node.
 LARGE = [10_000, 100_000, 1_000_000]
+#: Seeds of simulated maps.
+MAPS, EXAMPLES = [0, 1, 2, 3, 4], Path(__file__).parents[2] / "examples"
 #: Scores that are stored, by their name in other benchmarks.
 FIELDS = {"test": "test", "joint": "joint", "own product": "own product", "conditional": "pairs"}
 
@@ -219,6 +224,35 @@ def revealed(args, results: Records) -> None:
         results.add(**key, **found, seconds=seconds)
 
 
+def sets(args, results: Records) -> None:
+    """Joint likelihood of connected sets of test nodes, in nats a node, and their counts."""
+    for key, data in cases(args, results, "sets", fold=0, method=list(connected.METHODS)):
+        log_prob, sample = connected.METHODS[key["method"]](data)
+        draws, number, size = sample(), len(data.y), data.logits.shape[1]
+        for each in connected.SIZES:
+            nodes, row = data.test_mask.nonzero().T, {}
+            if each:
+                nodes = grown(data.hood, data.test_mask, each, key["split"])[: connected.NUM_SETS]
+                row["joint"] = mean(log_prob(index_to_mask(part, number)) for part in nodes) / each
+            tallies = F.one_hot(draws[:, nodes], size).sum(-2)
+            row |= summary(tallies, F.one_hot(data.y[nodes], size).sum(-2))
+            results.add(**key, size=each, sets=len(nodes), **row)
+
+
+def maps(args, results: Records) -> None:
+    """Counts in districts of simulated maps, and ten more labels: an example's main function."""
+    sys.path.insert(0, str(EXAMPLES))
+    example = import_module("counts_of_a_region")
+    for key in results.missing(task="maps", seed=MAPS):
+        options = example.parser().parse_args(["--num-seeds", "1"])
+        options.first_seed, options.output = key["seed"], None
+        found = example.main(options)
+        for method, [row] in found["counts"].items():
+            results.add(**key, method=method, **row)
+        for method, [gain] in found["asked"].items():
+            results.add(**key, method=method, gain=gain)
+
+
 def large(args, results: Records) -> None:
     """Seconds of the likelihood of half of a random graph's labels, at once and in ten blocks."""
     for key in results.missing(task="large", nodes=LARGE, particles=16):
@@ -237,7 +271,7 @@ def large(args, results: Records) -> None:
         results.add(**key, edges=hood.num_edges, **row)
 
 
-TASKS = priors, splits, edges, labels, counts, questions, weights, revealed, large
+TASKS = priors, splits, edges, labels, counts, questions, weights, revealed, sets, maps, large
 OPTIONS: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
 OPTIONS |= {"splits": [0, 1, 2, 3, 4], "num_folds": 3, "methods": list(METHODS)}
 OPTIONS |= {"data_root": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}

@@ -21,6 +21,7 @@ from benchmarks.on_top.run import (
     SHOWN,
     UPDATED,
 )
+from benchmarks.on_top.sets import SIZES
 from benchmarks.shared import tables as shown
 from benchmarks.shared.records import Files, pick
 from benchmarks.shared.tables import Cell, Paired, against, average, bracketed, count, only, table
@@ -34,6 +35,7 @@ PARAMETERS |= {"pool.agreement": "η", "pool.offsets": "sd of b", "log_kappa": "
 PARAMETERS |= {"log_floor": "log ε", "gamma": "γ", "similarity": "β"}
 OWN = {OURS, FITTED, POOL, SCORES, ELSEWHERE}
 NODES = {f"{number:,}": f"{number:,}" for number in LARGE}
+SETS = {f"{size}" if size else "nan": f"{size or 'all'}" for size in SIZES}
 #: Columns that exist without rows, too.
 FIELDS = ("dataset", "backbone", "method", "pairs", "own product", "joint", "nll", "brier", "share")
 FIELDS += ("size", "communities")
@@ -296,6 +298,26 @@ def numbers_of_blocks(files: Files) -> str:
     return table(rows, CELL, cells)
 
 
+def connected_sets(files: Files) -> str:
+    rows, cells = rows_of(files, "sets"), {"runs": only(STAGED, count)}
+    rows["nodes"] = shown.ordered(rows["size"].map("{:.0f}".format), SETS)
+    both = bracketed(average("joint", ".3f", -1), average("CRPS", ".3f"))
+    names = rows["method"].sort_values().unique()
+    cells |= {name: only(name, both) for name in names}
+    for name in names:
+        cells[f"{name}: coverage"] = only(name, percent("coverage"))
+        cells[name, "width"] = only(name, average("width", ".2f"))
+    cells |= {"sets": only(STAGED, average("sets", ".0f"))}
+    return table(rows, [*CELL, "nodes"], cells)
+
+
+def simulated_maps(files: Files) -> str:
+    cells = {"maps": count, "coverage, %": average("coverage", ".1f", 100)}
+    cells |= {"width": average("width", ".1f"), "ms a draw": average("ms a draw", ".1f", of=median)}
+    cells |= {"decrease of the NLL, nats / 1000": average("gain", ".1f")}
+    return table(rows_of(files, "maps"), ["method"], cells)
+
+
 def stages_of_large_graphs(files: Files) -> str:
     rows = shown.frame(files["calibration"], task="large")
     rows["nodes"] = shown.ordered(rows["nodes"].map("{:,.0f}".format), NODES)
@@ -311,3 +333,4 @@ TABLES += (without_a_graph_network, heterophilous_methods, edge_scores)
 TABLES += (calibration_in_short, heterophilous_methods_in_short)
 TABLES += (twenty_questions, weights_of_edges, calibration_priors)
 TABLES += (all_test_labels, numbers_of_blocks, stages_of_large_graphs)
+TABLES += (connected_sets, simulated_maps)

@@ -31,7 +31,7 @@ LOSSES = {
 }
 
 
-def queries(at: str) -> dict[str, Callable[[], object]]:
+def queries(at: str, num_sweeps: int = 1) -> dict[str, Callable[[], object]]:
     """Queries of a graph with hubs, by the names of the table."""
     edges = torch.tensor([*barabasi_albert_graph(SIZE, 3, seed=0).edges]).T
     hood = Neighborhood(torch.cat([edges, edges.flip(0)], 1), SIZE)
@@ -55,13 +55,14 @@ def queries(at: str) -> dict[str, Callable[[], object]]:
         return partial(elbo.loss_and_grads, pair.model, pair.guide, x, places, y=y)
 
     alone = network().to(at)
-    pair = AmortizedNMM(hood, network().to(at), estimator=Chains(), name="captured")
+    chains = Chains(num_sweeps)
+    pair = AmortizedNMM(hood, network().to(at), estimator=chains, name="captured")
 
     def captured() -> None:
         with pyro.plate("num_particles_vectorized", CHAINS, dim=-1):
             guide = poutine.trace(pair.guide).get_trace(x, places, y=y)
             replayed = poutine.trace(poutine.replay(pair.model, trace=guide))
-            (-replayed.get_trace(x, places, y=y).log_prob_sum() / CHAINS).backward()
+            (replayed.get_trace(x, places, y=y).log_prob_sum() / -CHAINS).backward()
 
     return {
         "networks and edge scores": lambda: sum(t.sum() for t in alone(hood, x, places)).backward(),

@@ -153,7 +153,7 @@ class MarginalField(GraphDistribution):
         (alpha, logits), provenance = untracked(mixture.table, mixture.logits)
         choice = NeighborChoice(mixture.hood, logits, validate_args=False)
         chosen = choice.sample((num_samples,))
-        log_attention = choice.log_attention[mixture.hood.find(chosen)]
+        log_attention = choice.log_terms(chosen)
         total = self.rest.expected_potential(mixture)
         for star in self.stars:
             probs = _joint_labels(alpha, chosen[:, star.neighbors])

@@ -27,7 +27,7 @@ from pyro_nmm.blocks import row_blocks
 from pyro_nmm.fitting import minimise, with_gradients
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.models.stacked.formula import Formula, Priors
-from pyro_nmm.models.stacked.table import GraphScores
+from pyro_nmm.models.stacked.table import GraphScores, side_by_side
 from pyro_nmm.neighborhood import edges_between
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals
 from pyro_nmm.relabel import as_channel, entries_at
@@ -151,16 +151,16 @@ class Fold:
 
     hood: Neighborhood
     inputs: Tensor  #: of the formula
-    edge_weight: Tensor | None
     y: Tensor
     observed: Tensor  #: mask of nodes that the mixture is conditioned on
     held_out: Tensor  #: mask
+    edge_weight: Tensor | None = None
 
     @classmethod
     def of(cls, formula: Formula, data: GraphScores, out: Tensor) -> "Fold":
         """Some known labels, held out, given the others."""
         inputs, observed = formula.inputs(replace(data, known=data.known & ~out))
-        return cls(data.hood, inputs, data.edge_weight, data.y, observed, out).small()
+        return cls(data.hood, inputs, data.y, observed, out, data.edge_weight).small()
 
     def small(self) -> "Fold":
         """The same on a smaller graph: of the nodes that its labels depend on."""
@@ -169,13 +169,12 @@ class Fold:
         if weight is not None:
             weight = weight[edges_between(self.hood, sources[near.source], kept[near.target])]
         labels = self.y[kept], self.observed[kept], self.held_out[kept]
-        return Fold(near, self.inputs[..., kept, :], weight, *labels)
+        return Fold(near, self.inputs[..., kept, :], *labels, weight)
 
     def cpu(self) -> "Fold":
         """The same on the processor."""
-        weight = None if self.edge_weight is None else self.edge_weight.cpu()
-        labels = self.y.cpu(), self.observed.cpu(), self.held_out.cpu()
-        return Fold(self.hood.to("cpu"), self.inputs.cpu(), weight, *labels)
+        found = ((name, value) for name, value in vars(self).items() if value is not None)
+        return Fold(**{name: value.to("cpu") for name, value in found})
 
 
 def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: int) -> list[Fold]:
@@ -220,32 +219,6 @@ def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tens
     return Neighborhood(torch.cat([edges, loops], 1), len(nodes), num_sources), nodes, sources
 
 
-def side_by_side(folds: Sequence[Fold]) -> tuple[Fold, Tensor]:
-    """The disjoint union of the folds' graphs, communities last, and the fold of each node."""
-    hoods = [fold.hood for fold in folds]
-    num_nodes, sources, ptr = sum(hood.num_nodes for hood in hoods), [], []
-    nodes = edges = 0
-    others = num_nodes
-    for hood in hoods:
-        inside = hood.source < hood.num_nodes
-        sources.append(hood.source + torch.where(inside, nodes, others - hood.num_nodes))
-        ptr.append(hood.ptr[:-1] + edges)
-        nodes, edges = nodes + hood.num_nodes, edges + hood.num_edges
-        others += hood.num_sources - hood.num_nodes
-    first = hoods[0]
-    union = Neighborhood.of_rows(
-        num_nodes, torch.arange(num_nodes, device=first.device),
-        torch.cat([*ptr, first.ptr.new_tensor([edges])]), torch.cat(sources),
-        num_sources=others if first.bipartite else None,
-    )  # fmt: skip
-    weights = [fold.edge_weight for fold in folds if fold.edge_weight is not None]
-    part = torch.cat([torch.full_like(fold.y, k) for k, fold in enumerate(folds)])
-    names = "y", "observed", "held_out"
-    labels = (torch.cat([getattr(fold, name) for fold in folds]) for name in names)
-    inputs = torch.cat([fold.inputs for fold in folds], -2)
-    return Fold(union, inputs, torch.cat(weights) if weights else None, *labels), part
-
-
 def fit_folds(
     formula: Formula, priors: Priors, copies: Sequence[tuple[GraphScores, Tensor]],
     options: FitOptions, agree: float,
@@ -255,8 +228,9 @@ def fit_folds(
     if len(copies) == 1:
         folds = folds_of(formula, *copies[0], options.num_folds)
     else:
-        union, part = side_by_side([Fold.of(formula, data, out) for data, out in copies])
-        folds = [union]
+        every = [Fold.of(formula, data, out) for data, out in copies]
+        part = torch.cat([torch.full_like(fold.y, k) for k, fold in enumerate(every)])
+        folds = [Fold(**side_by_side(every))]
     whole = formula
     if all(map(is_small, folds)):
         folds = [fold.cpu() for fold in folds]

@@ -259,11 +259,14 @@ def terms_in_blocks(data: GraphScores, temperature: Tensor, numbers_each: int) -
 
 
 def propagated(data: GraphScores) -> Tensor:
-    r"""``(N, C)``: :math:`\ell`."""
-    labels, num_classes = torch.zeros_like(data.scores), data.scores.shape[1]
-    labels[data.known] = one_hot(data.y[data.known], num_classes).to(labels)
-    share = (labels.sum(0) + 1) / (labels.sum() + num_classes)
-    reached = spread(lambda values: walked(data, values), labels, DAMPING, STEPS)
+    r"""``(..., N, C)``: :math:`\ell` given labels ``(..., N)``, as columns of one walk."""
+    known, num_classes = data.known, data.scores.shape[1]
+    labels = data.scores.new_zeros(*data.y.shape, num_classes)
+    labels[..., known, :] = one_hot(data.y[..., known], num_classes).to(labels)
+    share = (labels.sum(-2, keepdim=True) + 1) / (labels.sum((-2, -1), keepdim=True) + num_classes)
+    columns = labels.movedim(-2, 0)
+    reached = spread(lambda values: walked(data, values), columns.flatten(1), DAMPING, STEPS)
+    reached = reached.view(columns.shape).movedim(0, -2)
     total = reached.sum(-1, keepdim=True)
     return ((reached + SHRINKAGE * share) / (total + SHRINKAGE)).log() - share.log()
 

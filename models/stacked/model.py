@@ -37,7 +37,7 @@ from pyro_nmm.models.stacked.formula import (
     prior_of,
     terms_in_blocks,
 )
-from pyro_nmm.models.stacked.stages import as_blocks, joint_nll, mixtures, posteriors, staged
+from pyro_nmm.models.stacked.stages import as_blocks, joint_nll, posteriors, staged
 from pyro_nmm.models.stacked.table import GraphScores, disjoint_masks, scores_of_folds, warn_user
 from pyro_nmm.ops.marginals import node_marginals
 from pyro_nmm.relabel import as_channel
@@ -313,13 +313,9 @@ class StackedNMM(nn.Module):
 
     @property
     def stages(self) -> int:
-        """The most blocks, of the ``stages`` of :meth:`fit`, under which the held-out labels are at
-        most half a nat less likely than under the best number.
-        """
+        """The largest number of blocks at most half a nat below the best on held-out labels."""
         if self.evidence is None or not self.evidence.joint:
-            raise ValueError(
-                "stages needs fit(..., stages=(1, 3, 10, 30)), and no loading after it"
-            )
+            raise ValueError("stages needs fit(..., stages=(1, 3, 10)), and no loading after it")
         return self.evidence.stages
 
     @torch.no_grad()
@@ -332,7 +328,9 @@ class StackedNMM(nn.Module):
         :raises ValueError: also before :meth:`fit`, ``load_state_dict`` or an optimiser's step.
         """
         data = self._read(hood, scores, y, known, edge_weight)
-        return mixtures(data, self._formulas())[0]
+        [formula] = self._formulas()
+        parameters = formula(hood, formula.inputs(data)[0], data.edge_weight)
+        return next(formula.mixtures(data, [parameters]))
 
     def check_fitted(self) -> None:
         """Refuse parameters that are all as they were made."""
@@ -377,11 +375,10 @@ class StackedNMM(nn.Module):
         if not self.updated:
             data = replace(data, known=data.certain)
         formulas = self._formulas(num_draws)
+        inputs = formulas[0].inputs(data)[0]
         share = num_samples and num_samples // len(formulas)
-        members = posteriors(data, formulas, share, observed)
-        if block is not None:
-            pairs = zip(members, formulas, strict=True)
-            members = [staged(data, formula, block, member) for member, formula in pairs]
+        how = data, inputs, formulas, share, observed
+        members = posteriors(*how) if block is None else staged(*how, block)
         return AveragedPosterior(members) if len(members) > 1 else members[0]
 
     def _formulas(self, num_draws: int = 0) -> list[Formula]:

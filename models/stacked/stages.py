@@ -5,20 +5,20 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch_geometric.utils import index_to_mask
 
-from pyro_nmm import NeighborMixture
+from pyro_nmm import blocks
 from pyro_nmm.arguments import as_expected, as_shape, check_integers, expect, expect_all
 from pyro_nmm.distributions.path import PathEstimate
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.graph_arguments import as_nodes, check_pairs
-from pyro_nmm.models.stacked.formula import Formula
-from pyro_nmm.models.stacked.table import GraphScores
+from pyro_nmm.models.stacked.formula import Formula, propagated
+from pyro_nmm.models.stacked.table import GraphScores, side_by_side
 from pyro_nmm.neighborhood import Neighborhood
 
 
@@ -46,25 +46,28 @@ class StagedPosterior(Posterior):
     >>> posterior.sample((5,)).shape
     torch.Size([5, 4])
 
-    Cost: for each block a pool, :math:`O(E C)` 21 times; :meth:`sample` for each draw and block.
+    Cost: for each block a pool, :math:`O(E C)` 20 times; :meth:`sample` for each draw and block, of
+    all draws at once. With labels that are ``new``, draws come one by one: each has a posterior of
+    the choices of the new labels, given its own earlier blocks.
 
     :param Posterior first: the posterior of the first block. :meth:`marginals` and :meth:`pairwise`
         average over as many draws of earlier blocks as it has components.
-    :param given: the posterior given labels ``(N,)`` where a mask ``(N,)`` is true.
+    :param given: the posterior given labels ``(S, N)`` where a mask ``(N,)`` is true, on ``S``
+        copies of the graph side by side.
     :param Tensor block: ``(N,)`` block ``0..B - 1`` of each unobserved node.
+    :param int most: the largest ``S``.
     """
 
-    def __init__(
-        self, first: Posterior, given: Callable[[Tensor, Tensor], Posterior], block: Tensor
-    ) -> None:
+    def __init__(self, first: Posterior, given: Callable, block: Tensor, most: int = 1) -> None:
         parts = first.hood, first.logits, first.components, first.channel
         super().__init__(*parts, is_exact=first.is_exact, weighted=first.weighted)
-        self.first, self.given, self.block = first, given, block.masked_fill(self.observed, -1)
+        self.first, self.given, self.most = first, given, most
+        self.block = block.masked_fill(self.observed, -1)
 
     def _at(self, number: int, labels: Tensor) -> Posterior:
         """The posterior of a block given labels ``(N,)`` of all earlier ones."""
         known = self.block < number
-        return self.first if known.equal(self.observed) else self.given(labels, known)
+        return self.first if known.equal(self.observed) else self.given(labels[None], known)
 
     def _stages(self, query: str, y: Tensor, observed: Tensor | None) -> Iterator[tuple]:
         """For each block its posterior, all labels, and a mask of its nodes."""
@@ -106,20 +109,20 @@ class StagedPosterior(Posterior):
         last = max(self.block[nodes].tolist(), default=-1)
         drawn = (self.block < last).index_fill(0, nodes, True)
         for k in range(last + 1):
-            part = (drawn & (self.block == k)).nonzero()[:, 0]
-            if k == 0:
+            part, known = (drawn & (self.block == k)).nonzero()[:, 0], self.block < k
+            if known.equal(self.observed):
                 labels[:, part] = self.first.sample((len(labels),), part)
-            elif len(part):
-                for row in labels:
-                    row[part] = self._at(k, row).sample((), part)
+                continue
+            for some in labels.split(self.most) if len(part) * len(labels) else ():
+                copies = torch.arange(0, some.numel(), len(known), device=part.device)[:, None]
+                draw = self.given(some, known).sample((), (copies + part).flatten())
+                some[:, part] = draw.view(len(some), -1)
         return labels[:, nodes].view(*shape, len(nodes))
 
     @cached_property
     def paths(self) -> Tensor:
-        """``(S, N)``: draws of the labels of all blocks but the last."""
-        nodes, number = (self.block < self.block.max()).nonzero()[:, 0], len(self.components)
-        labels = self.labels.repeat(number, 1)
-        return labels.index_copy(1, nodes, self.sample((number,), nodes))
+        """``(S, N)``: draws, as many as the first block has components."""
+        return self.sample((len(self.components),))
 
     def _average(self, number: Tensor, table: Tensor, query: Callable) -> Tensor:
         """Fill rows of a table by a query of each row's block, averaged over the paths."""
@@ -151,37 +154,39 @@ class StagedPosterior(Posterior):
         return super().predict(nodes) if method == "marginal" else self._refuse()
 
 
-def mixtures(
-    data: GraphScores, formulas: Sequence[Formula], revealed: Tensor | None = None
-) -> list[NeighborMixture]:
-    """Mixtures by formulas, whose sources have expected counts of revealed labels."""
-    formula, (inputs, _) = formulas[0], formulas[0].inputs(data)
-    parameters = (drawn(data.hood, inputs, data.edge_weight) for drawn in formulas)
-    if revealed is not None:
-        parameters = (formula.counted(data, revealed, *each) for each in parameters)
-    return list(formula.mixtures(data, parameters))
-
-
 def posteriors(
-    data: GraphScores, formulas: Sequence[Formula], share: int | None, observed: Tensor,
-    revealed: Tensor | None = None,
+    data: GraphScores, inputs: Tensor, formulas: Sequence[Formula], share: int | None,
+    observed: Tensor, revealed: Tensor | None = None,
 ) -> list[Posterior]:  # fmt: skip
-    """Posteriors by formulas given the labels in the pool, and labels of an ``observed`` mask."""
-    some, every = bool(observed.any()), mixtures(data, formulas, revealed)
-    return [m.condition(data.y, observed, share) if some else m.prior(share) for m in every]
+    """Posteriors given ``observed`` labels, where sources have counts of ``revealed`` labels."""
+    every = (formula(data.hood, inputs, data.edge_weight) for formula in formulas)
+    if revealed is not None:
+        every = (formulas[0].counted(data, revealed, *each) for each in every)
+    some, mixtures = bool(observed.any()), formulas[0].mixtures(data, every)
+    return [m.condition(data.y, observed, share) if some else m.prior(share) for m in mixtures]
 
 
-def staged(data: GraphScores, formula: Formula, block: Tensor, first: Posterior) -> StagedPosterior:
-    """Posterior by a formula, of labels that are revealed in blocks."""
+def staged(
+    data: GraphScores, inputs: Tensor, formulas: Sequence[Formula], share: int | None,
+    observed: Tensor, block: Tensor,
+) -> list[Posterior]:  # fmt: skip
+    """:func:`posteriors` of labels that are revealed in blocks."""
     new = torch.zeros_like(data.known) if data.new is None else data.new
+    numbers_each = 4 * data.hood.num_edges * inputs.shape[-1]
+    most = 1 if new.any() else max(1, blocks.NUMBERS // numbers_each)
 
-    def given(y: Tensor, known: Tensor) -> Posterior:
+    def given(formula: Formula, y: Tensor, known: Tensor) -> Posterior:
         known = known & (data.known | ~new)  # new labels are in the pool or not, as before
-        later, revealed = replace(data, y=y, known=known), known & ~data.known
+        terms = inputs.repeat(1, len(y), 1)
+        terms[2] = propagated(replace(data, y=y, known=known)).flatten(0, 1)
+        every = [replace(data, y=row, known=known) for row in y]
+        copies = every[0] if len(y) == 1 else GraphScores(**side_by_side(every))
         # A known node has a source of its own, so only new labels are conditioned on.
-        return posteriors(later, [formula], len(first.components), new, revealed)[0]
+        observed, revealed = (mask.repeat(len(y)) for mask in (new, known & ~data.known))
+        return posteriors(copies, terms, [formula], share, observed, revealed)[0]
 
-    return StagedPosterior(first, given, block)
+    pairs = zip(formulas, posteriors(data, inputs, formulas, share, observed), strict=True)
+    return [StagedPosterior(first, partial(given, f), block, most) for f, first in pairs]
 
 
 @torch.no_grad()
@@ -190,9 +195,9 @@ def joint_nll(copies: Sequence[tuple[GraphScores, Tensor]], formula: Formula, nu
     total = 0.0
     for data, out in copies:
         data = replace(data, known=data.known & ~out)
-        first = posteriors(data, [formula], 1, data.known)[0]
-        blocks = random_blocks(out, number)
-        total -= float(staged(data, formula, blocks, first).log_likelihood(data.y, out))
+        inputs, block = formula.inputs(data)[0], random_blocks(out, number)
+        [posterior] = staged(data, inputs, [formula], 1, data.known, block)
+        total -= float(posterior.log_likelihood(data.y, out))
     return total
 
 

@@ -4,12 +4,13 @@
 """A classifier's scores, known labels and edge weights on a graph, checked once."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import cumsum
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_set, as_tensor, check_edge_index, expect, is_kind
@@ -115,6 +116,23 @@ def scores_of_folds(hood: Neighborhood, scores: Any, folds: Any) -> Iterator[tup
         )
     for fold, scores_of_fold in enumerate(scores):
         yield scores_of_fold, folds >= 0, folds == fold
+
+
+def side_by_side(parts: Sequence[object]) -> dict[str, Any]:
+    """Fields of the disjoint union of graphs with tables of nodes; communities come last."""
+    fields = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
+    hoods = fields.pop("hood")
+    num_nodes = sum(hood.num_nodes for hood in hoods)
+    ptr = cumsum(torch.cat([hood.ptr.diff() for hood in hoods]))
+    nodes, others, sources = 0, num_nodes, []
+    for hood in hoods:
+        inside = hood.source < hood.num_nodes
+        sources.append(hood.source + torch.where(inside, nodes, others - hood.num_nodes))
+        nodes, others = nodes + hood.num_nodes, others + hood.num_sources - hood.num_nodes
+    rows = num_nodes, torch.arange(num_nodes, device=ptr.device), ptr, torch.cat(sources)
+    union = Neighborhood.of_rows(*rows, num_sources=others if hoods[0].bipartite else None)
+    found = ((name, each) for name, each in fields.items() if each[0] is not None)
+    return {"hood": union} | {k: torch.cat(v, -2 if v[0].dim() > 1 else 0) for k, v in found}
 
 
 def warn_user(scores: Tensor, hood: Neighborhood) -> None:

@@ -38,29 +38,17 @@ def _of(b, inputs):
 
 
 @_compiled
-def _place(e, i, each, inputs):
-    # Of an edge: its source, its place in alpha, its place in the data, and an observed label.
-    place, j = e if each else i, inputs.source[e]
-    if len(inputs.single):
-        return j, e, place, inputs.labels[place]
-    return j, j, place, 0
-
-
-@_compiled
 def _each(inputs):
     # Whether the data have a place for each edge, not for each row: asked once for many edges.
     return len(inputs.labels) == len(inputs.source)
 
 
 @_compiled
-def _above(place, counts, inputs):
-    # The sum over the entries of an edge.
-    j, a, row, label = place
-    if len(inputs.single):
-        return inputs.alpha[a, 0] + counts[j, label]
+def _above(j, place, counts, inputs):
+    # The sum over the entries of an edge, given evidence.
     above = 0.0
     for k in range(inputs.alpha.shape[1]):
-        above += (inputs.alpha[a, k] + counts[j, k]) * inputs.likelihood[row, k]
+        above += (inputs.alpha[j, k] + counts[j, k]) * inputs.likelihood[place, k]
     return above
 
 
@@ -184,33 +172,34 @@ def _factor(start, end, steps):
 
 
 @_compiled
-def _anneal(first, last, inputs, table, ends, uniforms, edges, labels, gains, rises,
+def _anneal(first, last, inputs, table, ends, uniforms, done, size, edges, labels, gains, rises,
             counts):  # fmt: skip
-    # The second half of the sweeps in reverse.
+    # Some of all sweeps. The second half is in reverse.
     single, ptr, source = inputs[:3]
-    size = len(uniforms)
     for b in range(first, last):
         start, end = _of(b, inputs), _of(b, ends)
-        one = (start.attention.copy(), start.alpha.copy(), start.total.copy(), start.labels)
-        now = _Inputs(single, ptr, source, *one, start.likelihood.copy())
         steps = (
             _factor(start.attention, end.attention, size + 1),
             _factor(start.alpha, end.alpha, size + 1),
             _factor(start.total, end.total, size + 1),
             _factor(start.likelihood, end.likelihood, size + 1),
         )
+        one = start.attention * steps[0] ** done, start.alpha * steps[1] ** done
+        two = start.total * steps[2] ** done, start.labels, start.likelihood * steps[3] ** done
+        now = _Inputs(single, ptr, source, *one, *two)
         at, to = edges[b], labels[b]
-        below, rises[b] = _log_joint(start, counts, at, to), -_log_joint(end, counts, at, to)
+        below, rises[b] = _log_joint(now, counts, at, to), -_log_joint(end, counts, at, to)
         gains[b] = below + rises[b]
         _count(ptr, source, at, to, table)
-        for sweep in range(size):
+        for sweep in range(done, done + len(uniforms)):
             gains[b] -= below
             now.attention[:] *= steps[0]
             now.alpha[:] *= steps[1]
             now.total[:] *= steps[2]
             now.likelihood[:] *= steps[3]
             gains[b] += _log_joint(now, counts, at, to)
-            _rows(True, 1 if 2 * sweep < size else -1, now, table, uniforms[sweep, b], at, to, ())
+            step, numbers = 1 if 2 * sweep < size else -1, uniforms[sweep - done, b]
+            _rows(True, step, now, table, numbers, at, to, ())
             below = _log_joint(now, counts, at, to)
         above = _log_joint(end, counts, at, to)
         gains[b] += above - below
@@ -235,11 +224,11 @@ def _evaluate(first, last, inputs, table, edges, labels, predicted, log_choice):
         for i in range(len(ptr) - 1):
             weight = 0.0
             for e in range(ptr[i], ptr[i + 1]):
-                place = _place(e, i, each, one)
-                above = _above(place, table, one)
-                weight += attention[e] * above / (total[place[1]] + table[place[0], every])
+                j, place = source[e], e if each else i
+                above = _above(j, place, table, one)
+                weight += attention[e] * above / (total[j] + table[j, every])
             e, k = edges[b, i], labels[b, i]
-            j, _, place, _ = _place(e, i, each, one)
+            j, place = source[e], e if each else i
             part = attention[e] * (alpha[j, k] + table[j, k]) * likelihood[place, k]
             predicted[b, i] = np.log(weight)
             log_choice[b, i] = np.log(part / (total[j] + table[j, every])) - np.log(weight)
@@ -263,7 +252,7 @@ def _gradient(first, last, inputs, table, edges, labels, predicted, to_predicted
         for i in range(len(ptr) - 1):
             share = (to_predicted[b, i] - to_choice[b, i]) * np.exp(-predicted[b, i])
             for e in range(ptr[i], ptr[i + 1]):
-                j, _, place, _ = _place(e, i, each, one)
+                j, place = source[e], e if each else i
                 above, below = 0.0, total[j] + table[j, every]
                 scale = share * attention[e] / below
                 for k in range(every):
@@ -274,7 +263,7 @@ def _gradient(first, last, inputs, table, edges, labels, predicted, to_predicted
                 for k in range(every):
                     grad_alpha[j, k] += scale * (likelihood[place, k] - above / below)
             e, label, direct = edges[b, i], labels[b, i], to_choice[b, i]
-            j, _, place, _ = _place(e, i, each, one)
+            j, place = source[e], e if each else i
             below = total[j] + table[j, every]
             grad_attention[e] += direct
             grad_likelihood[place, label] += direct
@@ -305,15 +294,14 @@ def _credit(first, last, inputs, counts, edges, labels, predicted, costs, table)
             counts[j, every] -= 1
             shrink = np.exp(-predicted[b, i])
             for e in range(ptr[i], ptr[i + 1]):
-                place = _place(e, i, each, one)
-                j, _, row, _ = place
+                j, place = source[e], e if each else i
                 if counts[j, every] == 0:
                     continue
-                above, below = _above(place, counts, one), total[j] + counts[j, every]
+                above, below = _above(j, place, counts, one), total[j] + counts[j, every]
                 share, now = shrink * attention[e], above / below
                 for k in range(every):
                     if counts[j, k] > 0:
-                        fewer = (above - likelihood[row, k]) / (below - 1)
+                        fewer = (above - likelihood[place, k]) / (below - 1)
                         table[j, k] -= np.log1p(share * (fewer - now))
         for i in range(len(ptr) - 1):
             for e in range(ptr[i], ptr[i + 1]):
@@ -329,7 +317,7 @@ def _credit_of_labels(first, last, inputs, table, edges, labels, predicted, cost
     other = table.shape[1] - 1
     for b in range(first, last):
         one = _of(b, inputs)
-        each, (_, ptr, source, attention, alpha, total, _, _) = _each(one), one
+        each, (_, ptr, source, attention, alpha, total, of_rows, _) = _each(one), one
         for i in range(len(ptr) - 2, -1, -1):
             j = source[edges[b, i]]
             costs[b, i] = changes[j, other] + changes[j, labels[b, i]]
@@ -337,7 +325,7 @@ def _credit_of_labels(first, last, inputs, table, edges, labels, predicted, cost
             for e in range(ptr[i], ptr[i + 1]):
                 if any_label[b, e] == 0:
                     continue
-                j, _, _, label = _place(e, i, each, one)
+                j, label = source[e], of_rows[e if each else i]
                 above, below = alpha[e, 0] + same_label[b, e], total[e] + any_label[b, e]
                 scale, now = shrink * attention[e], above / below
                 change = -np.log1p(scale * (above / (below - 1) - now))
@@ -347,7 +335,7 @@ def _credit_of_labels(first, last, inputs, table, edges, labels, predicted, cost
                     changes[j, label] += equal - change
         for i in range(len(ptr) - 1):
             for e in range(ptr[i], ptr[i + 1]):
-                j, _, _, label = _place(e, i, each, one)
+                j, label = source[e], of_rows[e if each else i]
                 changes[j, other] = changes[j, label] = 0
 
 
@@ -400,12 +388,14 @@ def sweep(rows, entries, draw, uniforms):
 
 
 @opaque
-def anneal(rows, start, end, draw, uniforms):
-    """See :func:`pyro_nmm.ops.annealing.anneal`. Cost: :math:`O(S B E C)`."""
+def anneal(rows, start, end, draw, uniforms, done, num_sweeps):
+    """See :func:`pyro_nmm.ops.annealing.anneal`: its sweeps from number ``done`` on, with uniforms
+    ``(S, B, num_rows)``. Weights of all parts add up. Cost: :math:`O(S B E C)`."""
     edges, labels = (_array(t).copy() for t in draw[:2])
     outputs = edges, labels, np.empty(len(edges)), np.empty(len(edges))
     size = (rows.num_sources, end.num_classes + 1)
-    _run(_anneal, rows, start, len(edges), _inputs(rows, end), _array(uniforms), *outputs,
+    inputs = _inputs(rows, end), _array(uniforms), done, num_sweeps, *outputs
+    _run(_anneal, rows, start, len(edges), *inputs,
          sweeps=len(uniforms), scratch=lambda first: (np.zeros(size, np.int32),))  # fmt: skip
     return map(torch.from_numpy, outputs)
 

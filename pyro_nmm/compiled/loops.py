@@ -263,10 +263,10 @@ def gaussian_sums(mean, width, num_classes):
 def ranks(choices, labels, num_nodes, num_classes):
     """See :func:`pyro_nmm.ops.counts.ranks`. Cost: :math:`O(B n)`."""
     _check_labels(labels, num_classes)
-    same, every = (np.empty(choices.shape, np.int32) for _ in range(2))
+    counts = np.empty((2, *choices.shape), np.int32)
     table = np.zeros((num_nodes, num_classes + 1), np.int32)
-    _ranks(_array(choices), _array(labels), table, same, every)
-    return torch.from_numpy(same), torch.from_numpy(every)
+    _ranks(_array(choices), _array(labels), table, *counts)
+    return torch.from_numpy(counts)
 
 
 @opaque

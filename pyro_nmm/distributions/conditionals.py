@@ -108,7 +108,8 @@ class OrderedConditional(InOrder):
         return self._data
 
     def _data_of(self, rows: Neighborhood) -> Tensor:
-        labels = self._y.index_select(-1, rows.nodes)
+        y = self._y
+        labels = rows.last_labels.get((y,), lambda: y.index_select(-1, rows.nodes))
         return self.channel.of(rows.edge).borrowed(rows, labels)
 
     log_labels = InOrder.log_terms

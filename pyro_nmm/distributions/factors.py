@@ -11,14 +11,11 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.arguments import check_range, expect
-from pyro_nmm.caching import derived
 from pyro_nmm.concentrations import (
     Concentrations,
     OrdinalConcentrations,
-    at_labels,
     gather,
     in_single,
-    totals,
 )
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.graph_arguments import check_alpha, check_logits, check_scores
@@ -75,11 +72,6 @@ class NeighborChoice(GraphDistribution):
     def support(self):
         return Neighbors(self.hood)
 
-    @derived
-    def log_attention(self) -> Tensor:
-        r"""``(..., num_edges)``: :math:`\log L_{ij}`."""
-        return self.hood.log_softmax(self.logits)
-
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """``(*sample_shape, ..., num_rows)``: a node id for each row of ``hood``."""
@@ -98,15 +90,22 @@ class NeighborChoice(GraphDistribution):
         """``(..., n)``: the log-probability of each row's choice."""
         value, provenance = self._plain(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        edges = self.hood.find(flatten(value, shape))
-        log_attention = flatten(self.log_attention, shape)
+        hood = self.hood
+
+        def find() -> tuple[Tensor, Tensor]:
+            edges = hood.find(flatten(value, shape))
+            return edges.clamp(min=0), edges < 0
+
+        edges, wrong = hood.last_edges.get((value, shape), find)
+        shifted, total = (flatten(part, shape) for part in hood.shifted_sum(self.logits)[1:])
         # Scores that the batch shares get their gradient in one pass over the choices.
-        if len(log_attention) > 1:
-            offset = self.hood.num_edges * torch.arange(len(log_attention), device=edges.device)
-            edges = torch.where(edges < 0, -1, edges + offset[:, None])
-        log_prob = log_attention.flatten().index_select(0, edges.clamp(min=0).flatten())
-        log_prob = log_prob.view_as(edges).masked_fill(edges < 0, -torch.inf)
-        log_prob = log_prob.expand(shape.numel(), -1).view(*shape, self.hood.num_rows)
+        if len(shifted) > 1:
+            offset = hood.num_edges * torch.arange(len(shifted), device=edges.device)
+            edges = edges + offset[:, None]
+        log_prob = shifted.flatten().index_select(0, edges.flatten()).view_as(edges) - total.log()
+        if wrong is not None:
+            log_prob = log_prob.masked_fill(wrong, -torch.inf)
+        log_prob = log_prob.expand(shape.numel(), -1).view(*shape, hood.num_rows)
         return track_provenance(log_prob, provenance)
 
 
@@ -178,9 +177,14 @@ class ChosenLabels(GraphDistribution):
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         # A Pólya urn, because differences of two lgamma lose all digits at large alpha. Labels are
         # exchangeable: it takes them in the order of their nodes.
-        pairs = torch.broadcast_tensors(choices, value)
-        flat = (t.reshape(-1, *self.event_shape) for t in pairs)
-        same, total = (count.view_as(pairs[0]) for count in ranks(*flat, *self.alpha.shape[-2:]))
-        above = at_labels(self.alpha, *pairs) + same
-        below = gather(totals(self.alpha), choices) + total
-        return track_provenance((above / below).log().expand(*shape, -1), provenance)
+        choices, value = torch.broadcast_tensors(choices, value)
+        j, k = (t.reshape(-1, self.num_labels) for t in (choices, value))
+        size = 2, *[1] * (len(shape) + 1 - value.dim()), *value.shape
+        counts, keys = (t.view(size) for t in ranks(j, k, self.num_sources, self.num_classes))
+        if isinstance(self.alpha, OrdinalConcentrations):
+            both = self.alpha.at(choices, value), gather(self.alpha.totals(), choices)
+            prior = torch.stack(both)
+        else:  # one table for both takes fewer calls to a GPU
+            prior = gather(torch.cat([self.alpha.flatten(-2), self.alpha.sum(-1)], -1), keys)
+        above, below = (prior + counts).log().unbind()
+        return track_provenance((above - below).expand(*shape, -1), provenance)

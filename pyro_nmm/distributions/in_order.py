@@ -201,7 +201,9 @@ class InOrder(GraphDistribution):
             entries = evidence_entries(logits, alpha, flatten(data, shape, 2))
             both = two_blocks.TwoBlocks.of(rows, shift_evidence(rows, entries)[0])
         else:
-            both = two_blocks.TwoBlocks.of_labels(rows, logits, alpha, flatten(data, shape))
+            if data.dim() > 1:
+                data = flatten(data, shape)
+            both = two_blocks.TwoBlocks.of_labels(rows, logits, alpha, data)
         for part in blocks(num_sweeps, numbers.numel()):
             numbers = both.sweep(numbers, part.stop - part.start)[-1]
         return numbers

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import backend
+from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import (
     Draw,
@@ -57,10 +58,14 @@ def anneal(
         shift_evidence(rows, entries.map(lambda t: t.double() if t.is_floating_point() else t))[0]
         for entries in (start, end)
     )
-    uniforms = uniforms_of(rows, num_sweeps, len(draw.edges))
     if loops := backend.loops_on(rows.device):
-        edges, labels, gain, rise = loops.anneal(rows, start, end, draw, uniforms)
-        return Annealed(Draw(edges, labels), gain, rise)
+        gain = rise = torch.zeros(len(draw.edges), dtype=torch.double)
+        for part in blocks(num_sweeps, draw.edges.numel()):
+            uniforms = uniforms_of(rows, part.stop - part.start, len(draw.edges))
+            inputs = rows, start, end, draw, uniforms, part.start, num_sweeps
+            *states, more, higher = loops.anneal(*inputs)
+            draw, gain, rise = Draw(*states), gain + more, rise + higher
+        return Annealed(draw, gain, rise)
     below, first = start, _log_joint(rows, end, draw)
     gain = _log_joint(rows, start, draw) - first
     for k in range(num_sweeps):
@@ -68,10 +73,12 @@ def anneal(
             back = rows.take(torch.arange(rows.num_rows, device=rows.device).flip(0))
             start, end, below = (_reverse(rows, back, part) for part in (start, end, below))
             draw = Draw(back.within.argsort()[draw.edges].flip(1), draw.labels.flip(1))
-            rows, uniforms = back, uniforms.flip(-1)
+            rows = back
         above = _between(start, end, (k + 1) / (num_sweeps + 1))
         gain += _log_joint(rows, above, draw) - _log_joint(rows, below, draw)
-        draw = sweep(rows, above, draw, uniforms[k : k + 1]).draw
+        uniforms = uniforms_of(rows, 1, len(draw.edges))
+        uniforms = uniforms if 2 * k < num_sweeps else uniforms.flip(-1)  # of the same rows
+        draw = sweep(rows, above, draw, uniforms).draw
         below = above
     last = _log_joint(rows, end, draw)
     gain += last - _log_joint(rows, below, draw)

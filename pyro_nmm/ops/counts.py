@@ -16,13 +16,17 @@ from pyro_nmm.neighborhood import Neighborhood
 
 
 def ranks(choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int) -> tuple[Tensor, ...]:
-    """``(B, n)`` twice: how many earlier entries chose the same, with the same label and any."""
+    """``(2, B, n)`` twice: how many earlier entries chose the same, with the same label and with
+    any; and numbers of choices with their labels, and of choices, after those of all labels."""
+    every, size = choices + num_nodes * num_classes, num_nodes * (num_classes + 1)
+    keys = torch.stack([torch.add(labels, choices, alpha=num_classes), every])
     if loops := backend.loops_on(choices.device):
-        return loops.ranks(choices, labels, num_nodes, num_classes)
+        return loops.ranks(choices, labels, num_nodes, num_classes), keys
     # One sorted list for both takes half of the calls to a GPU.
-    by_label = torch.add(labels, choices, alpha=num_classes) + num_nodes
-    both = Groups(torch.cat([by_label, choices], 1), num_nodes * (num_classes + 1))
-    return (both.rank - both.first).view(len(choices), 2, choices.shape[1]).unbind(1)
+    first = torch.arange(0, len(choices) * size, size, device=keys.device)[:, None]
+    key, order = torch.sort((keys + first).flatten(), stable=True)
+    rank = torch.arange(len(key), device=keys.device) - torch.searchsorted(key, key)
+    return order.scatter(0, order, rank).view_as(keys), keys
 
 
 class Groups:
@@ -51,7 +55,8 @@ class Groups:
     def _borders(self, last: bool) -> Tensor:
         if self.rank.device.type != "cpu":  # which would wait for the number of groups
             key = self._sorted_key.index_select(0, self.rank)
-            return torch.searchsorted(self._sorted_key, key, right=last) - int(last)
+            border = torch.searchsorted(self._sorted_key, key, right=last)
+            return border - 1 if last else border
         group, sizes = self._runs
         end = sizes.cumsum(0)
         return (end - 1 if last else end - sizes).index_select(0, group)

@@ -101,7 +101,7 @@ def drawn_terms(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tenso
     choices, size = rows.source[draw.edges], entries.num_classes
     places = (draw.edges,) * 2 if entries.observed else (choices * size + draw.labels, choices)
     tables = picked(entries.alpha, places[0]), picked(entries.total, places[1])
-    return *tables, *ranks(choices, draw.labels, rows.num_sources, size)
+    return *tables, *ranks(choices, draw.labels, rows.num_sources, size)[0]
 
 
 def shift_evidence(rows: Neighborhood, entries: Entries) -> tuple[Entries, Tensor | int]:

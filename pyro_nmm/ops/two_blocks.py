@@ -26,7 +26,7 @@ Transactions on Mathematical Software 26, https://doi.org/10.1145/358407.358414.
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, embedding_bag
 
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
@@ -44,9 +44,9 @@ class TwoBlocks(NamedTuple):
     """Entries of rows, numbered ``edge * size + k``, with batch dimensions of one or ``B`` last."""
 
     ptr: Tensor  #: ``(num_rows + 1,)`` first entry of each row
-    row: Tensor  #: ``(num_entries, 1)``
     log_weight: Tensor  #: ``(num_entries, b)``, up to a constant of each row
     key: Tensor  #: ``(num_entries, b)``, places in ``alpha``, source by source
+    place: Tensor  #: ``(num_entries,)`` their numbers
     alpha: Tensor  #: ``(num_sources, W, b)``; zero where a source has no such label
     size: int
 
@@ -55,9 +55,15 @@ class TwoBlocks(NamedTuple):
         cls, rows: Neighborhood, log_weight: Tensor, alpha: Tensor, labels: Tensor
     ) -> "TwoBlocks":
         """Of observed labels of rows or of edges, and a table ``(b, num_sources, W)``."""
-        key = torch.add(on_edges(rows, labels), rows.source, alpha=alpha.shape[-1])
-        parts = log_weight.T, key.T, alpha.movedim(0, -1)
-        return cls(rows.ptr, rows.row[:, None], *parts, 1)
+        width = alpha.shape[-1]
+
+        def keys() -> tuple[Tensor, Tensor]:
+            key = torch.add(on_edges(rows, labels), rows.source, alpha=width)
+            key = key.reshape(-1, rows.num_edges).T
+            return key, torch.arange(len(key), device=key.device)
+
+        key, place = rows.last_keys.get((labels, width), keys)
+        return cls(rows.ptr, log_weight.T, key, place, alpha.movedim(0, -1), 1)
 
     @classmethod
     def of(cls, rows: Neighborhood, entries: Entries) -> "TwoBlocks":
@@ -68,35 +74,31 @@ class TwoBlocks(NamedTuple):
         weight = entries.log_attention[..., None] + edge_evidence(rows, entries.data)
         labels = torch.arange(size, device=rows.device)
         key = torch.add(labels, rows.source[:, None], alpha=size).view(-1, 1)
-        row = rows.row.repeat_interleave(size, output_size=len(key))[:, None]
-        parts = weight.flatten(1).T, key, alpha.movedim(0, -1)
-        return cls(rows.ptr * size, row, *parts, size)
+        place = torch.arange(len(key), device=key.device)
+        return cls(rows.ptr * size, weight.flatten(1).T, key, place, alpha.movedim(0, -1), size)
 
     @torch.no_grad()
     def sweep(self, numbers: Tensor, num_sweeps: int) -> list[Tensor]:
-        """``(B, num_rows)`` each: entries after each sweep of chains at such entries, in 15 calls a
-        sweep. Cost: :math:`O(S B (E K + M W))`."""
+        """``(B, num_rows)`` each: entries after each sweep of chains at such entries, in ten calls
+        a sweep. Cost: :math:`O(S B (E K + M W))`."""
         (num_sources, width), number = self.alpha.shape[:2], len(numbers)
-        cells, num_entries = num_sources * width, len(self.row)
-        zeros = self.alpha.new_zeros(cells, number)
-        ones = zeros.new_ones(()).expand(self.ptr.shape[0] - 1, number)
-        place = torch.arange(num_entries, device=zeros.device)[:, None].expand(-1, number)
-        first, row = self.ptr[:-1, None].expand(-1, number), self.row.expand(-1, number)
+        cells, num_entries = num_sources * width, len(self.place)
+        alpha = self.alpha.expand(-1, -1, number).flatten(0, 1)
+        ones = alpha.new_ones(()).expand(len(self.ptr) - 1, number)
         state, states = numbers.T, []
         for part in blocks(num_sweeps, number * (cells + num_entries)):
             size = part.stop - part.start, cells + num_entries, number
-            noise = zeros.new_empty(size).exponential_().clamp_(min=1e-30)  # never 0 / 0
+            noise = alpha.new_empty(size).exponential_()
             races = self.log_weight - noise[:, cells:].log()
             for k in range(size[0]):
-                counts = zeros.scatter_add(0, self._at(state), ones)
-                shape = self.alpha + counts.view(num_sources, width, number)
+                shape = alpha.scatter_add(0, self._at(state), ones)
                 gamma = torch._standard_gamma(shape + 1).log_()
-                log_z = gamma.addcdiv_(noise[k, :cells].view_as(shape), shape, value=-1)
-                score = self._of_entries(log_z.log_softmax(1).flatten(0, 1)) + races[k]
-                top = torch.segment_reduce(score, "max", offsets=self.ptr, axis=0)
-                wins = score >= top.index_select(0, self.row[:, 0])
-                # Ties, and numbers that are none, must leave an entry of the row.
-                state = first.scatter_reduce(0, row, place * wins, "amax")
+                log_z = gamma.addcdiv_(noise[k, :cells], shape, value=-1)
+                log_z = log_z.view(num_sources, width, number).log_softmax(1).flatten(0, 1)
+                score = self._of_entries(log_z) + races[k]
+                # Of ties, and of numbers that are none, it takes an entry of the row.
+                bags = score, self.place, self.ptr
+                state = embedding_bag(*bags, mode=2, include_last_offset=True)[3]
                 states.append(state.T)
         return states
 

@@ -8,9 +8,11 @@ import math
 from types import SimpleNamespace
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
 from graphs import house, to_hood
+from scipy.stats import chisquare
 from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
@@ -22,7 +24,7 @@ from benchmarks.latent import hidden
 from benchmarks.latent.annotators import AnnotatedPotts, around
 from benchmarks.links.run import Problem
 from benchmarks.nodes import spn
-from benchmarks.on_top import rivals, stages
+from benchmarks.on_top import rivals, sets, stages
 from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets import link_split
 from pyro_nmm.models import Annotators, grid_edges, temperature_scaling
@@ -62,6 +64,27 @@ def test_calibrations_of_few_parameters():
     losses = [F.nll_loss(fit(data)[held].log(), y[held]) for fit in fits]
     assert losses[0] <= losses[1] <= losses[2]  # the fewer the limits, the better the fit
     assert losses[3] < losses[2] + 1e-4
+
+
+def test_chains_of_sets(monkeypatch):
+    """Likelihoods of two nodes sum to one, and draws of their labels have them."""
+    monkeypatch.setattr(stages, "CHAIN", 2)
+    monkeypatch.setattr(sets, "NUM_DRAWS", 600)
+    known, adjacent = torch.tensor([True, False, False]), torch.ones(3, 3).fill_diagonal_(0)
+    data = Data(y=torch.tensor([0, 1, 0]), train_mask=known, test_mask=~known)
+
+    def make(known):
+        near = adjacent @ (F.one_hot(data.y, 2) * known[:, None]).float() + 0.5
+        return near / near.sum(1, keepdim=True)
+
+    log_prob, sample = sets.chain(make, data)
+    draws, probs = sample()[:, 1:] @ torch.tensor([2, 1]), []
+    for labels in itertools.product((0, 1), repeat=2):
+        data.y = torch.tensor([0, *labels])
+        probs.append(math.exp(log_prob(data.test_mask)))
+    assert sum(probs) == pytest.approx(1)
+    assert probs[0] > 0.75**2  # the second of two equal labels is likelier
+    assert chisquare(draws.bincount(minlength=4), 600 * np.array(probs)).pvalue > 1e-4
 
 
 def test_joint_likelihood_of_a_mixture():

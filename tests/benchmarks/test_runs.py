@@ -4,6 +4,7 @@
 """Small runs of tasks on graphs and on tables: what rows hold, and what they must obey."""
 
 import math
+from importlib import import_module
 
 import networkx as nx
 import numpy as np
@@ -29,7 +30,7 @@ from benchmarks.latent import annotators
 from benchmarks.latent.tables import TABLES as LATENT
 from benchmarks.links.tables import FIGURES, TABLES
 from benchmarks.nodes import fits, spn
-from benchmarks.on_top import data, stages
+from benchmarks.on_top import data, sets, stages
 from benchmarks.on_top.tables import TABLES as ON_TOP
 from benchmarks.shared.records import pick, read
 from benchmarks.tabular.run import KINDS
@@ -306,12 +307,17 @@ def test_labels_counts_weights_priors_and_questions(on_cliques):
 
 
 @pytest.mark.slow
-def test_all_test_labels(on_cliques, smaller):
+def test_all_test_labels(on_cliques, smaller, monkeypatch):
     """A chain of one block is the product of the marginals, and two estimates agree."""
+    monkeypatch.syspath_prepend(on_top.EXAMPLES)
+    example = import_module("counts_of_a_region")
+    smaller(example, SIZE=20, NUM_DRAWS=20, FEW_DRAWS=2, CHAIN_BLOCKS=1)
     smaller(stages, CHAIN=1, STAGES=(1, 3))
-    smaller(on_top, LARGE=[10_000])
-    *rows, large = on_cliques("revealed large --splits 100")
-    assert counts(rows) == {"revealed": len(stages.METHODS)}
+    smaller(on_top, LARGE=[10_000], MAPS=[0])
+    smaller(sets, SIZES=(2, None), NUM_SETS=3, NUM_DRAWS=4)
+    every = on_cliques("revealed sets maps large --splits 100")
+    assert counts(every) == {"revealed": 13, "sets": 2 * 6, "maps": 4 + 3, "large": 1}
+    rows, large = pick(every, task="revealed"), every[-1]
     assert large["10 blocks"]["joint"] == pytest.approx(large["1 blocks"]["joint"], abs=0.01)
     joint = {row["method"]: row["joint"] for row in rows}
     for name in ("C&S", "the pool"):
@@ -320,7 +326,7 @@ def test_all_test_labels(on_cliques, smaller):
     assert joint["StackedNMM"] > joint["StackedNMM, product of marginals"]
     assert rows[-1]["blocks"]["1"] == pytest.approx(joint["StackedNMM"], abs=0.02)
     assert rows[-1]["joint"] == rows[-1]["blocks"][str(rows[-1]["chosen"])]
-    assert all("|" in make({"calibration": [*rows, large]}) for make in ON_TOP[-3:])
+    assert all("|" in make({"calibration": every}) for make in ON_TOP[-5:])
 
 
 @pytest.fixture

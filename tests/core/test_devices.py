@@ -292,13 +292,12 @@ ALIVE = {
     "posteriors": posteriors,
     "answers": answers_of_posteriors,
     **{name: partial(answers_of_posteriors, relabel=kind) for name, kind in KINDS.items()},
-    "step": partial(step, collapsed=False),
-    "collapsed step": partial(step, collapsed=True),
-    "step given evidence": partial(step_given_evidence, collapsed=False),
-    "collapsed step given evidence": partial(step_given_evidence, collapsed=True),
+    **{f"{name}, collapsed: {collapsed}": partial(run, collapsed=collapsed)
+       for name, run in (("step", step), ("step given evidence", step_given_evidence))
+       for collapsed in (False, True)},
     "consensus": consensus,
     "mini-batches": mini_batches,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALIVE)
@@ -315,20 +314,20 @@ def test_draws_stay_on_the_device(device, name, monkeypatch):
 #: point, and Pyro's losses for their values. docs/results/speed.md has the counts.
 MOST = {
     "networks and edge scores": (120, 0),
-    "step of the bound": (760, 4),
-    "step with chains": (240, 3),
-    "step with chains, no value of the loss": (228, 0),
-    "draw of q(c given y)": (400, 3),
+    "step of the bound": (580, 4),
+    "step with chains": (193, 3),
+    "step with chains, no value of the loss": (120 + 60, 0),
+    "draw of q(c given y)": (310, 3),
     "draw of q(c, u given w)": (430, 3),
-    "sweep, observed labels": (38, 1),
-    "sweep, latent labels": (54, 1),
-    "eight sweeps, observed labels": (38 + 7 * 15, 1),
+    "sweep, observed labels": (25, 1),
+    "sweep, latent labels": (44, 1),
+    "eight sweeps, observed labels": (25 + 7 * 10, 1),
     "`sample`": (45, 1),
     "`marginals`": (16, 0),
-    "`condition`, 64 samples": (390, 11),
-    "`marginals` of this posterior": (50, 3),
+    "`condition`, 64 samples": (280, 11),
+    "`marginals` of this posterior": (40, 3),
     "step of `StackedNMM.fit`": (0, 0),
-    "`StackedNMM.fit`, all else": (2000, 350),
+    "`StackedNMM.fit`, all else": (1400, 250),
 }
 CAPTURED = "step with chains, no value of the loss"
 
@@ -369,10 +368,11 @@ def test_more_sweeps_change_no_draw(device, number, monkeypatch):
     assert all(map(torch.equal, *found))
 
 
-def test_what_a_graph_refuses(device):
+@pytest.mark.parametrize("num_sweeps", [1, 3])
+def test_what_a_graph_refuses(device, num_sweeps):
     """A step with chains has no wait, and no shape that depends on values."""
     pyro.enable_validation(False)
-    queries = calls.queries(device)
+    queries = calls.queries(device, num_sweeps)
     queries[CAPTURED]()
     with Capture():
         queries[CAPTURED]()

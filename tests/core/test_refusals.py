@@ -180,6 +180,7 @@ GRAPHS = [
     (lambda: PATH.take(ids(0, -1)), r"rows must lie in 0\.\.2, got -1"),
     (lambda: PATH.take(ids(0.5)), "rows must hold integers"),
     (lambda: PATH.take(ids(0)[None]), r"rows must have shape \(R,\)"),
+    (lambda: PATH.take(ids(0), 9), "num_edges must be 2, of rows, got 9"),
     (lambda: PATH.find(ZERO[:3].view(1, 3, 1)), r"choices must have shape \(B, 3\)"),
     (lambda: PATH.find(torch.zeros(1, 3)), "choices must hold integers"),
     (lambda: PATH.common_neighbors(pair(0, -1)), r"pairs .*row numbers in 0\.\.2, got -1"),

@@ -6,16 +6,19 @@
 import itertools
 
 import numpy as np
+import pyro
 import pytest
 import torch
 from cases import KINDS
 from graphs import parameters, random_sources, to_hood
 from networkx import cycle_graph
 from oracle import of_hood
+from pyro import poutine
 from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture, backend
+from pyro_nmm.models import nmm
 from pyro_nmm.ops import two_blocks
 from pyro_nmm.ops.gibbs import sweeps
 from pyro_nmm.ops.sampling import draw_entries
@@ -187,6 +190,37 @@ def test_elements_of_a_batch(way):
         one = NeighborMixture(hood, alpha[a], logits[a]).choices(y[b])
         states, probs = enumerated(one, one_hot(y[b][hood.target], 2).double().log())
         assert p_value(values[:, a, b], states[:, 0], probs) > 1e-4
+
+
+def test_a_discrete_parent(way):
+    """A program's site selects the parameters: Gibbs draws of it and of choices in turn."""
+    hood, y = to_hood(cycle_graph(4)), torch.tensor([0, 1, 1, 0])
+    alpha, logits = parameters(hood, 2, (2,), scale=0.8)
+    mixes = [NeighborMixture(hood, *part) for part in zip(alpha, logits, strict=True)]
+    parts = [enumerated(mix.choices(y), one_hot(y[hood.target], 2).double().log()) for mix in mixes]
+    likelihood = torch.stack([mix.log_prob(y) for mix in mixes]).softmax(0)
+    states = torch.cat([torch.cat([torch.full((len(s), 1), k), s[:, 0]], 1)
+                        for k, (s, _) in enumerate(parts)])  # fmt: skip
+    probs = torch.cat([p * part for p, (_, part) in zip(likelihood, parts, strict=True)])
+
+    def model(k):
+        nmm(hood, alpha[k], logits[k], y, collapsed=True)
+
+    k = torch.zeros(SIZE).long()
+    c = mixes[0].choices(y).sample((SIZE,))
+    for _ in range(15):
+        c = NeighborMixture(hood, alpha[k], logits[k]).choices(y).sweep(c)
+        given = poutine.condition(model, {"c": c})
+        joint = [sum_of_sites(given, torch.full((SIZE,), j)) for j in range(2)]
+        k = torch.distributions.Categorical(logits=torch.stack(joint, -1)).sample()
+    assert p_value(torch.cat([k[:, None], c], 1), states, probs) > 1e-4
+
+
+def sum_of_sites(program, k):
+    with pyro.plate("copies", SIZE):
+        trace = poutine.trace(program).get_trace(k)
+    trace.compute_log_prob()
+    return trace.nodes["c"]["log_prob"] + trace.nodes["y"]["log_prob"]
 
 
 def test_one_sample_starts_a_chain_in_each_element(way):

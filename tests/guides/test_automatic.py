@@ -693,6 +693,10 @@ def neighbours_together():
     pyro.sample("x", dist.Normal(1.0 * y * y.flip(-1), 1.0).to_event(1), obs=X)
 
 
+def some_measured():
+    pyro.sample("x", dist.Normal(1.0 * field()[..., :3], 1.0).to_event(1), obs=X[:3])
+
+
 def local_below_subsample():
     with node_plate(HOOD, field(), subsample_size=2) as (nodes, y):
         h = pyro.sample("h", dist.Normal(1.0 * y, 1.0))
@@ -713,6 +717,7 @@ def relabelled():
     [
         (not_by_node, {}, "site 'x' is no sum over the nodes of 'y'.*MixtureGuide"),
         (neighbours_together, {}, "site 'x' is no sum over the nodes of 'y'.*MixtureGuide"),
+        (some_measured, {}, r"without a dimension of 4 nodes: .*\.mask\(measured\)"),
         (local_below_subsample, {}, r"plates \['nodes'\].*latent sites \['h'\].*leave out"),
         (subsampled_nodes, {"create_plates": lambda: pyro.plate("nodes", 4, subsample_size=3)},
          "leave out subsample_size and create_plates"),

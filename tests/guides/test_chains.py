@@ -13,7 +13,8 @@ import pyro
 import pytest
 import torch
 from oracle import label_probs, of_hood
-from pyro.distributions import Normal
+from pyro import poutine
+from pyro.distributions import Bernoulli, Normal
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 from runs import fit
 from scipy.special import logsumexp
@@ -244,6 +245,22 @@ def test_another_field(way, name):
     run(CHAINS)
     with pytest.raises(ValueError, match="Chains serves one field on one graph"):
         OTHERS[name]()
+
+
+def test_discrete_sites(way):
+    """A site before the field that has a score is refused, whether it is its parent or not."""
+
+    def guide(after):
+        chains = Chains()
+        for site in (True, False) if after else (False, True):
+            if site:
+                observed()[0](START, chains, True)
+            else:
+                pyro.sample("k", Bernoulli(0.5))
+
+    poutine.trace(partial(guide, True)).get_trace()
+    with pytest.raises(ValueError, match="site 'k' has no reparameterised draw"):
+        poutine.trace(partial(guide, False)).get_trace()
 
 
 def test_device(device):

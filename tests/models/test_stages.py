@@ -6,15 +6,17 @@
 import itertools
 from dataclasses import replace
 
+import networkx as nx
 import numpy as np
 import oracle
 import pytest
 import torch
-from graphs import house
+from cost import Work
+from graphs import house, to_hood
 from scipy.stats import chisquare
 from stacking import FEW, few_labels, made, mask, moved, place
 
-from pyro_nmm import Posterior
+from pyro_nmm import Posterior, backend
 from pyro_nmm.models import StackedNMM, StagedPosterior, random_blocks
 from pyro_nmm.models.stacked.fit import Evidence
 from pyro_nmm.models.stacked.table import GraphScores
@@ -153,8 +155,44 @@ def test_draws_of_parameters_and_cost_of_a_block(monkeypatch):
     posterior.log_likelihood(y, num_particles=4)
     assert len(calls) == 16 * 3
     calls.clear()
-    posterior.members[0].sample((5,))
-    assert len(calls) == 5 * 3
+    for most, number in ((5, 1), (2, 3)):  # draws at once
+        posterior.members[0].most = most
+        posterior.members[0].sample((5,))
+        assert len(calls) == 3 * number
+        calls.clear()
+
+
+@pytest.mark.parametrize("kind", ["pool", "communities", "relabelled"])
+def test_draws_at_once_are_copies_of_the_graph(kind):
+    stacked, given, _ = problem(kind)
+    weight = 0.5 + torch.rand(given[0].num_edges)
+    posterior = stacked.posterior(*given, num_draws=0, stages=BLOCK, edge_weight=weight)
+    y, known = torch.tensor([[0, 1, 0, 1, 0], [1, 1, 0, 1, 1]]), mask(5, 0, 1, 3)
+    both = posterior.given(y, known).marginals().chunk(2)
+    for row, marginals in zip(y, both, strict=True):
+        torch.testing.assert_close(marginals, posterior.given(row[None], known).marginals())
+    assert not torch.equal(*both)
+
+
+def test_stages_are_linear(monkeypatch):
+    """Four times the nodes are four times the work; ten blocks at most ten times one block's."""
+    monkeypatch.setattr(backend, "compiled", None)  # whose loops show no work
+    torch.manual_seed(0)
+    stacked, work = moved(made("pool")), {}
+    for size, stages in itertools.product((250, 1000), (1, 10)):
+        hood, y = to_hood(nx.circulant_graph(size, [1, 2, 3])), torch.randint(3, (size,))
+        given = hood, torch.randn(size, 3), y, torch.arange(size) % 4 == 0
+        posterior = stacked.posterior(*given, num_draws=0, stages=stages)
+        for name, query in {
+            "draws": lambda post: post.sample((4,)),
+            "likelihood": lambda post, y=y: post.log_likelihood(y, num_particles=16),
+        }.items():
+            with Work() as done:
+                query(posterior)
+            work[name, size, stages] = done.total
+    for name in ("draws", "likelihood"):
+        assert work[name, 1000, 10] < 5 * work[name, 250, 10]
+    assert work["likelihood", 1000, 10] < 10 * work["likelihood", 1000, 1]
 
 
 def test_labels_beside_the_nmm_and_new_ones():
