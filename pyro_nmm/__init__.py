@@ -21,7 +21,7 @@ if find_spec("pyro_nmm.models") is None:
     cure = "start Python in another folder, or install by pip install --editable ."
     raise ImportError(f"a checkout's folder pyro_nmm hides the installed package: {cure}")
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "AveragedPosterior", "ChosenLabels", "EvidenceConditional", "GaussianConcentrations",
