@@ -41,7 +41,8 @@ PARTS, MOST_ANSWERS = 10, 20_000
 #: be left out. With .15 the NLL of one answer a node is .10 higher, with .6 it is .19 higher. Then
 #: a classifier's power (half: +.019 on CiteSeer, -.070 on digits; twice: -.017, +.169).
 ALONE, CLASSIFIER = 0.25, 0.5
-#: Times that a classifier learns from the pool. Once: +.009 for one annotator of CiteSeer.
+#: Times that a classifier learns from the pool. Once, in half of the time: +.009 and +.021 on
+#: CiteSeer, -.003 and -.048 on digits, one seed each.
 ROUNDS = 2
 #: Answers count for less than the fit says, for confusion matrices come from the same answers
 #: (half: +.034, +.134; at one: +.006, +.052, and .1 for people who err together).

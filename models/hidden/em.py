@@ -280,9 +280,10 @@ class FieldChains:
         probs = visits / visits.sum(-1, keepdim=True)
         ends = SweepRecord(draw, torch.stack(totals, 1).to(probs))
         stacked = {name: torch.stack([drawn[name] for drawn in draws]) for name in start}
-        found = deepcopy(prior), start, probs, torch.cat(labels), stacked, score, ends
-        model = self.hood, self.emission
-        return HiddenField(*model, *found, self.edge_attr, self.known, self.inputs)
+        return HiddenField(
+            self.hood, self.emission, deepcopy(prior), start, probs, torch.cat(labels), stacked,
+            score, ends, self.edge_attr, self.known, self.inputs,
+        )  # fmt: skip
 
 
 class _Start(nn.Module):
