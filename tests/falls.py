@@ -21,6 +21,7 @@ FALLS = {
         Neighborhood.find(choices: no row)
         Neighborhood.sum(values: a row more)
         Neighborhood.sum(values: no row)
+        Neighborhood.take(rows: a row more)
         Neighborhood.take(rows: no row)
         NormalEmission.log_prob(data: a row more)
         NormalEmission.log_prob(data: no row)

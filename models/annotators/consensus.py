@@ -281,8 +281,8 @@ class Consensus:
     def _fitted(self) -> str:
         there, powers = self.answers >= 0, [f"{name} {b:.2f}" for name, b in self.powers.items()]
         return (
-            f"{there.sum():,} answers of {there.shape[1]:,} annotators about "
-            f"{there.any(1).sum():,} of {len(there):,} nodes, {self.probs.shape[1]} labels\n"
+            f"{int(there.sum()):,} answers of {there.shape[1]:,} annotators about "
+            f"{int(there.any(1).sum()):,} of {len(there):,} nodes, {self.probs.shape[1]} labels\n"
             f"powers: {', '.join(powers)}\n{self.dependence}"
         )
 

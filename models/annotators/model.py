@@ -54,7 +54,7 @@ class Annotators:
         u \sim \mathrm{NMM}, \qquad a_{im} \mid u_i = k \sim \mathrm{Categorical}(P_{mk}), \qquad
         P_{mk} \sim \mathrm{Dirichlet}
 
-    Every annotator :math:`m` has a confusion matrix :math:`P_m`.
+    Every annotator :math:`m` has a confusion matrix :math:`P_m`, and answers are ``(N, M)``.
 
     >>> from torch_geometric.utils import grid
     >>> edge_index, places = grid(20, 20)
