@@ -62,8 +62,8 @@ class FieldGibbs(MCMCKernel):
 
     ``MCMC`` keeps the continuous sites. Its ``save_params=["kappa", "c"]`` keeps choices
     ``(num_samples, ..., n)``, and latent labels ``y``, too, as integers, which ``summary()`` and
-    ``diagnostics()`` of Pyro cannot average.
-    ``Predictive`` of ``nmm(..., predict=True)`` needs them.
+    ``diagnostics()`` of Pyro cannot average. ``Predictive`` of ``nmm(..., predict=True)`` needs the
+    choices: without them Pyro draws them from the prior.
 
     :param model: a Pyro program, without subsampling and vectorized particles.
     :param kernel: of the continuous sites, a class such as ``NUTS``, ``HMC`` or

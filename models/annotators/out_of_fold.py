@@ -211,10 +211,9 @@ class _GCN(nn.Module):
             glorot(weight)
 
     def forward(self, x: Any, edges: Any) -> Tensor:
-        hidden = edges @ (x @ self.weights[0]) + self.biases[0]
-        return (
-            edges @ (dropout(hidden.relu(), 0.5, self.training) @ self.weights[1]) + self.biases[1]
-        )
+        hidden = (edges @ (x @ self.weights[0]) + self.biases[0]).relu()
+        hidden = dropout(hidden, 0.5, self.training)
+        return edges @ (hidden @ self.weights[1]) + self.biases[1]
 
 
 class _Kept:
