@@ -33,7 +33,7 @@ class Work(TorchDispatchMode):
 
 
 def _is_view(function, value, args):
-    """Whether a result is a part of an argument, which nobody wrote, or a sparse matrix of some."""
+    """Whether a result is a part of an argument, which is not written, or sparse."""
     if value.layout is not torch.strided:
         return True
     tensors = [a for a in args if isinstance(a, torch.Tensor) and a.layout is torch.strided]

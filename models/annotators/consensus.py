@@ -265,12 +265,12 @@ class Consensus:
         return "\n".join(lines + [f"warning: {text}" for text in self._warnings()])
 
     def _warnings(self) -> Iterator[str]:
-        there, told = self.answers >= 0, self.field.known is not None
+        there, labelled = self.answers >= 0, self.field.known is not None
         nodes = int(there.any(1).sum())
-        if self.powers["shares"] > 0 and not told:
+        if self.powers["shares"] > 0 and not labelled:
             used = f"{1 - self.powers['shares']:.0%} of the pool, the rest from the answers alone"
             yield f"neighbours predict answers badly, a graph that does not fit: {used}"
-        if nodes == there.sum() and not told:
+        if nodes == there.sum() and not labelled:
             yield "no node has two answers: powers are defaults, confidence is a guess"
         sure = self.probs[there.any(1)].double().amax(1)
         error = 2 * (sure * (1 - sure)).sum().sqrt().item() / max(1, nodes)

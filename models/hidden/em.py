@@ -177,8 +177,8 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     if not isinstance(field, HiddenField):
         raise ValueError(f"field must be a HiddenField, got {type(field)}")
     draw, size = field.chains.draw, len(field.chains.draw.labels)
-    model, told = (field.emission, field.hood, data, field.edge_attr, size), field.known
-    chains = FieldChains(*model, told, field.prior, field.inputs)
+    model = field.emission, field.hood, data, field.edge_attr, size
+    chains = FieldChains(*model, field.known, field.prior, field.inputs)
     prior, logs = chains.prior_terms(field.prior), []
     # Every chain draws its own parameters, because the fitted ones have seen w_i too.
     last = {name: value[-size:] for name, value in field.draws.items()}
