@@ -79,7 +79,8 @@ class AutoNMM(AutoGuide):
         more if its labels are latent, and one more for several fields with chains.
 
     ``state_dict()`` has parameters and chains. Call a new guide once before ``load_state_dict()``.
-    A fit that is resumed from it draws other random numbers than one that was not interrupted.
+    A fit that also restores the optimiser and ``torch.get_rng_state()`` continues as if it had not
+    been interrupted.
     """
 
     def __init__(
@@ -102,6 +103,12 @@ class AutoNMM(AutoGuide):
         state = super().__getstate__()  # which takes the model away
         self._model = model
         return {**state, "_model": model}
+
+    def get_extra_state(self) -> tuple[int, Tensor] | None:
+        return self._after
+
+    def set_extra_state(self, state: tuple[int, Tensor] | None) -> None:
+        self._after = state
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with poutine.block():

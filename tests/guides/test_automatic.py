@@ -3,6 +3,7 @@
 
 """Programs whose guide is one line, against sums over all labellings."""
 
+import copy
 import itertools
 import math
 import pickle
@@ -603,6 +604,29 @@ def test_state_in_a_new_process(tmp_path):
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     state = guide.chains["c"].state_dict()["_extra_state"].tolist()
     assert output.strip() == f"{guide.median()['shift'].item()} {state}"
+
+
+@pytest.mark.parametrize("estimator", ["reward_to_go", Chains()])
+def test_resumed_fit(estimator):
+    def fit(guide, optimizer, num_steps):
+        svi = SVI(parent, guide, optimizer, TraceGraph_ELBO())
+        return [svi.step() for _ in range(num_steps)]
+
+    torch.manual_seed(3)
+    first, optimizer = AutoNMM(parent, estimator=copy.deepcopy(estimator)), Adam({"lr": 0.05})
+    fit(first, optimizer, 3)
+    random, state, steps = torch.get_rng_state(), first.state_dict(), optimizer.get_state()
+    state, steps = copy.deepcopy((state, steps))
+    losses = fit(first, optimizer, 4)
+    median = first.median()
+    pyro.clear_param_store()
+    resumed, optimizer = AutoNMM(parent, estimator=copy.deepcopy(estimator)), Adam({"lr": 0.05})
+    resumed()
+    resumed.load_state_dict(state)
+    optimizer.set_state(steps)
+    torch.set_rng_state(random)
+    assert fit(resumed, optimizer, 4) == losses
+    assert resumed.median() == median
 
 
 @pytest.mark.parametrize("estimator", ["reward_to_go", Chains()])
