@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from documents import SNIPPETS
-from packages import PROJECT, extras_of, installed, requirements
+from packages import PROJECT, installed, requirements
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -121,10 +121,15 @@ def run_on(site, folder, *command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(SNIPPETS["README.md"])))
-def test_snippet_of_the_readme_runs_as_pasted(built, tmp_path, number):
-    """Alone in a fresh process, on the wheel and what the snippet says that it needs."""
-    code = SNIPPETS["README.md"][number]
+@pytest.mark.parametrize(("number", "extras"), [(0, []), (0, ["fast"]), (1, ["fast"])])
+def test_snippet_of_the_readme_runs_as_pasted(built, tmp_path, number, extras):
+    """Alone in a fresh process, on the wheel as README installs it, and on the wheel alone."""
     script = tmp_path / "pasted.py"
-    script.write_text(code)
-    run_on(site_of(built, tmp_path / "site", extras_of(code)), tmp_path, script)
+    script.write_text(SNIPPETS["README.md"][number])
+    run_on(site_of(built, tmp_path / "site", extras), tmp_path, script)
+
+
+def test_readme_has_these_snippets_and_extras():
+    text = (ROOT / "README.md").read_text()
+    assert len(SNIPPETS["README.md"]) == 2
+    assert "pip install -e '.[fast]'" in text
