@@ -125,13 +125,14 @@ def main(args) -> dict:
     size = int(data.test_mask.sum())
     joint = top.log_likelihood(y, data.test_mask, data.train_mask, num_particles=64).item() / size
     print(f"{size} test nodes; pairs are the {pairs.shape[1]} edges between them")
+    rival, last = f"{name} + temperature", f"NMM-{name} + StackedNMM"
     print(
         f"log p(y_test | y_train) per node: {joint:.4f}, last row; "
-        f"sum of {name}'s marginals: {-results[name]['NLL']:.4f}"
+        f"sum of marginals of {rival}: {-results[rival]['NLL']:.4f}"
     )
     if args.output:
         curves = {name: curve, f"NMM-{name}": nmm_curve}
-        draw(args, data, top, {name: probs, f"NMM-{name}": marginals}, curves)
+        draw(args, data, top, {rival: scaled, last: marginals}, curves)
     return results | {"joint": joint}
 
 

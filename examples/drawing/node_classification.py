@@ -17,7 +17,8 @@ def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
     test = data.test_mask
     for (name, p), color in zip(probs.items(), (ORANGE, BLUE), strict=True):
         reliability(axes[0], p[test].cpu(), data.y[test].cpu(), color, name)
-        accuracy = [row[0] for row in curves[name]]
+    for (name, rows), color in zip(curves.items(), (ORANGE, BLUE), strict=True):
+        accuracy = [row[0] for row in rows]
         axes[1].plot(range(1, len(accuracy) + 1), accuracy, color=color, label=name)
     low = diagonal(axes[0], 0.9)
     axes[0].set(xlabel="confidence", ylabel="accuracy", xlim=(low, 1.01), ylim=(low, 1.01),
