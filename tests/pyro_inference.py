@@ -267,7 +267,7 @@ def posterior_of_a_parent(name):
         "NUTS, choices summed": (infer.NUTS(partial(pair.program, choices="summed")), 200),
         "FieldGibbs": (FieldGibbs(partial(pair.program, collapsed=True)), 300),
         "FieldGibbs, RandomWalkKernel": (
-            FieldGibbs(partial(pair.program, collapsed=True), RandomWalkKernel), 400
+            FieldGibbs(partial(pair.program, collapsed=True), RandomWalkKernel), 1000
         ),
     }[name]  # fmt: skip
     mcmc = infer.MCMC(kernel, size, 100, disable_progbar=True)
