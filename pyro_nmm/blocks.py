@@ -1,17 +1,24 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Work cut into blocks, so that temporaries have a bounded size."""
+"""Work cut into blocks, so that temporaries have a bounded size, and tables that rows are taken
+from."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 #: Numbers that a temporary holds at most: 128 megabytes in double precision.
 NUMBERS = 2**24
 #: Numbers that stay in a CPU's cache, where gathering is several times as fast.
 IN_CACHE = 2**18
+#: Devices that copy a row of a multiple of 16 bytes with a block of threads, whatever its length.
+BLOCK_EACH = {"cuda"}
+#: Bytes of a row from which this is as fast. On an H100 11 million rows of 64 bytes take 6.7 ms,
+#: and 1.0 with gaps; rows of 256 bytes take 6.7 and 3.1 (PyTorch 2.11).
+LONG = 512
 
 
 def blocks(size: int, numbers_each: int, cached: bool = False) -> Iterator[slice]:
@@ -30,3 +37,17 @@ def row_blocks(ptr: Tensor, numbers_each: int) -> Iterator[slice]:
         last = min(max(last, first + 1), num_rows)
         yield slice(first, last)
         first = last
+
+
+def for_rows(table: Tensor) -> Tensor:
+    """The table ``(..., N, C)``, of which rows at edges are asked by ``index_select(-2, ...)``:
+    with a gap after each row if this makes the copies of short rows faster."""
+    size = table.shape[-1] * table.element_size()
+    if table.device.type in BLOCK_EACH and size % 16 == 0 and size < LONG:
+        return pad(table, (0, 1))[..., :-1]
+    return table
+
+
+def rows_at(table: Tensor, index: Tensor) -> Tensor:
+    """``(..., E, C)``: rows of a table ``(..., N, C)``."""
+    return for_rows(table).index_select(-2, index)

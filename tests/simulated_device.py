@@ -6,7 +6,8 @@ A device in Python alone, for tests of placement without a GPU. A tensor on it h
 computes with it, and refuses to meet CPU tensors of more than zero dimensions, as on CUDA.
 
 It finds tensors that were made on the wrong device. It says nothing about kernels, streams or time.
-The registration is a private function of PyTorch 2.13: where it is missing, tests are skipped.
+The registration is a private function of PyTorch 2.13: where it is missing, tests are skipped. So
+they are beside a GPU, because PyTorch differentiates on one kind of device in a process.
 """
 
 import functools
@@ -18,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyro_nmm.blocks import BLOCK_EACH
 
 NAME = "simulated"
 #: Operations that take tensors of two devices.
@@ -42,12 +45,15 @@ MODULE = SimpleNamespace(
 def register() -> str | None:
     """Register the device once a process; the reason if PyTorch cannot."""
     setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+    if torch.cuda.is_available():
+        return "tests run on CUDA"
     if setup is None:
         return "PyTorch has no _setup_privateuseone_for_python_backend, which is private"
     try:
         setup(NAME, backend_module=MODULE)
     except Exception as error:
         return f"PyTorch does not register a device in Python: {error}"
+    BLOCK_EACH.add(NAME)  # so that calls are those of CUDA
     return None
 
 

@@ -31,6 +31,16 @@ LOSSES = {
 }
 
 
+def step_without_value(
+    model: Callable, guide: Callable, num_chains: int, *given, **observed
+) -> None:
+    """Adds the gradients of ``Trace_ELBO``, but does not ask for its value, which is a wait."""
+    with pyro.plate("num_particles_vectorized", num_chains, dim=-1):
+        drawn = poutine.trace(guide).get_trace(*given, **observed)
+        replayed = poutine.trace(poutine.replay(model, trace=drawn))
+        (replayed.get_trace(*given, **observed).log_prob_sum() / -num_chains).backward()
+
+
 def queries(at: str, num_sweeps: int = 1) -> dict[str, Callable[[], object]]:
     """Queries of a graph with hubs, by the names of the table."""
     edges = torch.tensor([*barabasi_albert_graph(SIZE, 3, seed=0).edges]).T
@@ -57,13 +67,7 @@ def queries(at: str, num_sweeps: int = 1) -> dict[str, Callable[[], object]]:
     alone = network().to(at)
     chains = Chains(num_sweeps)
     pair = AmortizedNMM(hood, network().to(at), estimator=chains, name="captured")
-
-    def captured() -> None:
-        with pyro.plate("num_particles_vectorized", CHAINS, dim=-1):
-            guide = poutine.trace(pair.guide).get_trace(x, places, y=y)
-            replayed = poutine.trace(poutine.replay(pair.model, trace=guide))
-            (replayed.get_trace(x, places, y=y).log_prob_sum() / -CHAINS).backward()
-
+    captured = partial(step_without_value, pair.model, pair.guide, CHAINS, x, places, y=y)
     return {
         "networks and edge scores": lambda: sum(t.sum() for t in alone(hood, x, places)).backward(),
         **{name: step(*how) for name, how in LOSSES.items()},

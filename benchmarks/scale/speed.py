@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, dropout, l1_loss, one_hot
 from torch_geometric.nn import GCN, CorrectAndSmooth
 
+from benchmarks.scale.calls import step_without_value
 from benchmarks.shared.records import Records
 from benchmarks.shared.timing import citation_like, in_a_process, in_turn, peak_memory, timed
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, backend
-from pyro_nmm.guides import AmortizedNMM, evidence_guide, ordered_guide
+from pyro_nmm.guides import AmortizedNMM, Chains, evidence_guide, ordered_guide
 from pyro_nmm.models import (
     Annotators,
     FieldPrior,
@@ -287,17 +288,44 @@ def queries(nodes: int, at: str) -> dict[str, Callable]:
     mix = NeighborMixture(hood, alpha.detach(), logits.detach())
     post = mix.condition(y := mix.sample(), known, num_samples=64)
     gcn, *both = (GCN(100, 16, 2, n, cached=True).to(at) for n in (CLASSES, CLASSES, 16))
-    pair = AmortizedNMM(hood, NMMNetwork(*both, num_classes=CLASSES), name=f"{at} {nodes}")
+    network = NMMNetwork(*both, num_classes=CLASSES).to(at)
+    table = scores.clone().requires_grad_()
+    pair, chained = (
+        AmortizedNMM(hood, network, name=f"{at} {nodes}", estimator=how)
+        for how in ("reward_to_go", Chains())
+    )
     elbo = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
     amortized, given = partial(elbo.loss_and_grads, pair.model, pair.guide), (hood, alpha, logits)
     bound = partial(observed_step, (*given, y, None), estimator="reward_to_go")
-    table = scores.clone().requires_grad_()
-    asked = {
-        "step of a GCN": partial(gcn_step, gcn, x, edges, y, known),
+    choices = mix.choices(y)
+    sweep = partial(choices.sweep, choices.sample((1,)))
+    guide = partial(evidence_guide, collapsed=True, estimator=Chains())
+    programs = partial(latent_nmm, collapsed=True), guide
+    # Steps that a CUDA graph may hold: indices in place of a mask, and no value of the loss.
+    labels = x, edges, y, known.nonzero()[:, 0]
+    other = GCN(100, 17, 2, CLASSES, cached=True).to(at)
+    static = {
+        "step of a GCN": partial(gcn_step, gcn, *labels),
+        "step of a GCN with 17 hidden units": partial(gcn_step, other, *labels),
+        "two GCNs and edge scores": lambda: sum(
+            t.sum() for t in network(hood, x, edges)
+        ).backward(),
+        "step of an NMM of two GCNs, four chains": partial(
+            step_without_value, chained.model, chained.guide, 4, x, edges, y=y, observed=known
+        ),
+        "step with latent labels, four chains": partial(
+            step_without_value, *programs, 4, *given, table
+        ),
+    }
+    if at == "cuda":
+        static |= {f"{name}, captured": captured(step) for name, step in static.items()}
+    asked = static | {
         "step of an NMM of two GCNs, T = 4": partial(amortized, x, edges, y=y, observed=known),
         "step of the bound, T = 1": partial(bound, 1),
         "step of the bound, T = 8": partial(bound, 8),
         "step with latent labels, T = 4": partial(latent_step, (*given, table), 4, "reward_to_go"),
+        "sweep of a chain, all labels observed": partial(sweep, 1),
+        "eight sweeps": partial(sweep, 8),
         "`sample`": mix.sample,
         "`marginals`": lambda: NeighborMixture(hood, mix.alpha, mix.logits).marginals(),
         "`condition`, 64 samples": partial(mix.condition, y, known, 64),
@@ -309,13 +337,29 @@ def queries(nodes: int, at: str) -> dict[str, Callable]:
     return {name: lambda query=query: (query(), wait()) for name, query in asked.items()}
 
 
+def captured(step: Callable[[], object]) -> Callable[[], None]:
+    """The step as a CUDA graph, after three steps that load libraries and start chains."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
 def device(args, results: Records) -> None:
+    """Without Pyro's validation, whose checks of values wait for them."""
+    pyro.enable_validation(False)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     for nodes in args.sizes:
         each = {at: queries(nodes, at) for at in ("cpu", "cuda")[: 1 + bool(gpu)]}
-        names = {"nodes": nodes, "query": list(each["cpu"])}
+        names = {"nodes": nodes, "query": list(each["cuda" if gpu else "cpu"])}
         for key in results.missing(task="device", gpu=gpu, threads=args.threads, **names):
-            turns = {at: found[key["query"]] for at, found in each.items()}
+            name = key["query"]
+            turns = {at: found[name] for at, found in each.items() if name in found}
             results.add(**key, seconds=seconds(args.repeats, turns, timed))
 
 

@@ -130,9 +130,15 @@ def large_graphs(files: Files) -> str:
     return by_size(rows, "stage", cells)
 
 
+def of_both(part: DataFrame, peers: DataFrame) -> str:
+    """Cell: milliseconds on the processor and on the GPU, of which one may be missing."""
+    means = part[["ms cpu", "ms cuda"]].mean()
+    return " / ".join("–" if x != x else f"{x:,.1f}" for x in means)
+
+
 def devices(files: Files) -> str:
     rows = rows_of(files["device"], task="device")
-    cells = {"{:,} nodes, CPU / GPU": "{ms cpu:,.1f} / {ms cuda:,.1f}"}
+    cells = {"{:,} nodes, CPU / GPU": of_both}
     return show(rows.assign(query=ordered(rows["query"])), ["query"], cells, "nodes")
 
 

@@ -25,6 +25,7 @@ from pyro_nmm.arguments import (
     expect_all,
     out_of_range,
 )
+from pyro_nmm.blocks import rows_at
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.models.random_fields.elimination import exact_draws, greedy_colors, log_sum
@@ -106,7 +107,7 @@ class PairwiseMRF(GraphDistribution):
         batch = torch.broadcast_shapes(self.batch_shape, probs.shape[:-2])
         logits = self.unary.expand(*batch, -1, -1)
         for here, there in (self.edges, self.edges.flip(0)):
-            message = strength * messages.index_select(-2, there)
+            message = strength * rows_at(messages, there)
             logits = logits.index_add(-2, here, message.expand(*logits.shape[:-2], -1, -1))
         return logits
 

@@ -22,6 +22,7 @@ from pyro_nmm.arguments import (
     expect,
     expect_all,
 )
+from pyro_nmm.blocks import rows_at
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.provenance import untracked
 
@@ -185,7 +186,7 @@ def _distinct(pairs: Tensor, num_nodes: int) -> Tensor:
 
 def _inner(factors: Tensor, pairs: Tensor) -> Tensor:
     """``(..., P)``: inner products of pairs of rows."""
-    return torch.mul(*(factors.index_select(-2, nodes) for nodes in pairs)).sum(-1)
+    return torch.mul(*(rows_at(factors, nodes) for nodes in pairs)).sum(-1)
 
 
 def _blocks(factors: Tensor):

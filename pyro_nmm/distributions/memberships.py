@@ -16,6 +16,7 @@ from torch.distributions import constraints, register_kl
 from torch.nn import functional as F
 
 from pyro_nmm.arguments import as_member, check_positive, expect, expect_all
+from pyro_nmm.blocks import rows_at
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.factors import NeighborChoice
 from pyro_nmm.graph_arguments import check_hood, check_logits, check_scores
@@ -203,7 +204,7 @@ class MembershipMixture(GraphDistribution):
     def _gap(self, log_odds: Tensor, value: Tensor) -> Tensor:
         """``(..., E, K)``: the neighbour's log-odds minus the node's value."""
         hood = self.hood
-        return log_odds.index_select(-2, hood.source) - value.index_select(-2, hood.row)
+        return rows_at(log_odds, hood.source) - rows_at(value, hood.row)
 
 
 class _Reparameterised(torch.autograd.Function):
@@ -221,7 +222,7 @@ class _Reparameterised(torch.autograd.Function):
         value, log_odds, log_attention = ctx.saved_tensors
         mixture, hood = ctx.mixture, ctx.mixture.hood
         upstream = upstream / mixture.temperature
-        g = upstream.index_select(-2, hood.row)
+        g = rows_at(upstream, hood.row)
         log_joint = log_attention + mixture._log_densities(value, log_odds)
         log_posterior = hood.log_softmax(log_joint)
         grad_odds = torch.zeros_like(log_odds)
@@ -230,12 +231,12 @@ class _Reparameterised(torch.autograd.Function):
             return None, grad_odds, None, None
         attention = log_attention.exp()
         if mixture.estimator is _AttentionEstimator.LINEAR:
-            shift = log_odds.index_select(-2, hood.source)
+            shift = rows_at(log_odds, hood.source)
         else:
             # Weight goes from a component to one at the mean log-odds, dimension by dimension:
             # those before k have gone already, those after have not.
-            mean = hood.sum((attention[..., None] * log_odds.index_select(-2, hood.source)).mT).mT
-            mean_gap = (mean - mixture.temperature * value).index_select(-2, hood.row)
+            mean = hood.sum((attention[..., None] * rows_at(log_odds, hood.source)).mT).mT
+            mean_gap = rows_at(mean - mixture.temperature * value, hood.row)
             gap = mixture._gap(log_odds, mixture.temperature * value)
             constant = math.log(mixture.temperature)
             before, terms = (x - 2 * F.softplus(x) + constant for x in (mean_gap, gap))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pyro_nmm.blocks import blocks
+from pyro_nmm.blocks import blocks, for_rows
 
 
 class _EdgeProducts(torch.autograd.Function):
@@ -15,7 +15,7 @@ class _EdgeProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(v, target, source):
-        products = v.new_empty(len(source))
+        products, v = v.new_empty(len(source)), for_rows(v)
         for part in blocks(len(source), v.shape[1], cached=v.device.type == "cpu"):
             ends = v.index_select(0, target[part]), v.index_select(0, source[part])
             products[part] = ends[0].mul_(ends[1]).sum(-1)
@@ -29,7 +29,7 @@ class _EdgeProducts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         v, target, source = ctx.saved_tensors
-        to_v = torch.zeros_like(v)
+        to_v, v = torch.zeros_like(v), for_rows(v)
         for part in blocks(len(source), v.shape[1], cached=v.device.type == "cpu"):
             ends, slope = (target[part], source[part]), grad[part, None]
             for nodes, others in (ends, ends[::-1]):

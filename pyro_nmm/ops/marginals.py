@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.arguments import as_tensor, expect, expect_all
-from pyro_nmm.blocks import blocks
+from pyro_nmm.blocks import blocks, for_rows
 from pyro_nmm.concentrations import Concentrations, at_labels, chosen_rows, totals, written_out
 from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.relabel import KEEP, Channel
@@ -33,6 +33,7 @@ def spread(hood: Neighborhood, mean: Tensor, attention: Tensor, channel: Channel
     numbers = batch.numel() * mean.shape[-1]
     # With gradients few blocks are better, because each has a whole gradient of its own.
     cached = mean.device.type == "cpu" and not mean.requires_grad
+    mean = for_rows(mean)
     for part in blocks(hood.num_edges, numbers, cached):
         messages = channel.of(part).push(mean.index_select(-2, hood.source[part]))
         marginals = marginals.index_add_(-2, hood.row[part], attention[..., part, None] * messages)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, embedding_bag
 
-from pyro_nmm.blocks import blocks
+from pyro_nmm.blocks import blocks, rows_at
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import Entries, edge_evidence
@@ -79,19 +79,18 @@ class TwoBlocks(NamedTuple):
 
     @torch.no_grad()
     def sweep(self, numbers: Tensor, num_sweeps: int) -> list[Tensor]:
-        """``(B, num_rows)`` each: entries after each sweep of chains at such entries, in ten calls
-        a sweep. Cost: :math:`O(S B (E K + M W))`."""
+        """``(B, num_rows)`` each: entries after each sweep of chains at such entries, in eleven
+        calls a sweep. Cost: :math:`O(S B (E K + M W))`."""
         (num_sources, width), number = self.alpha.shape[:2], len(numbers)
         cells, num_entries = num_sources * width, len(self.place)
         alpha = self.alpha.expand(-1, -1, number).flatten(0, 1)
-        ones = alpha.new_ones(()).expand(len(self.ptr) - 1, number)
         state, states = numbers.T, []
         for part in blocks(num_sweeps, number * (cells + num_entries)):
             size = part.stop - part.start, cells + num_entries, number
             noise = alpha.new_empty(size).exponential_()
             races = self.log_weight - noise[:, cells:].log()
             for k in range(size[0]):
-                shape = alpha.scatter_add(0, self._at(state), ones)
+                shape = alpha.scatter(0, self._at(state), 1.0, reduce="add")
                 gamma = torch._standard_gamma(shape + 1).log_()
                 log_z = gamma.addcdiv_(noise[k, :cells], shape, value=-1)
                 log_z = log_z.view(num_sources, width, number).log_softmax(1).flatten(0, 1)
@@ -111,7 +110,7 @@ class TwoBlocks(NamedTuple):
     def _of_entries(self, values: Tensor) -> Tensor:
         """``(num_entries, B)``: values ``(num_sources * W, B)`` at all keys."""
         if self.key.shape[1] == 1:
-            return values.index_select(0, self.key[:, 0])
+            return rows_at(values, self.key[:, 0])
         return values.gather(0, self.key)
 
 

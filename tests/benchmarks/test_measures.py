@@ -177,10 +177,12 @@ def test_speed(twice, smaller):
     assert counts(rows)["evidence"] == 3
     assert {row["code"] for row in pick(rows, task="draw")} >= {"loop", "sweeps"}
     assert 0 <= rows[-1]["above"] <= rows[-1]["peak"]
-    places = {"cpu", "cuda"} if torch.cuda.is_available() else {"cpu"}
     queries = twice(scale.main, "device --sizes 200 --repeats 1")
-    assert len(queries) == 11
-    assert all(row["seconds"].keys() == places for row in queries)
+    gpu = torch.cuda.is_available()
+    assert len(queries) == 16 + 5 * gpu
+    for row in queries:
+        places = set() if "captured" in row["query"] else {"cpu"}
+        assert row["seconds"].keys() == (places | {"cuda"} if gpu else places)
     for row in rows + queries:
         seconds = row["seconds"]
         assert min(seconds.values() if isinstance(seconds, dict) else [seconds]) > 0

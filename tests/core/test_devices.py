@@ -93,7 +93,7 @@ def queries(graph, there, relabel=None):
 
 def draws(kind, there):
     """Choices of given uniforms."""
-    for seed in range(200 if there.place == "cuda" else 8):
+    for seed in range(200 if torch.cuda.is_available() else 8):
         hood, *parts, shape, uniforms = random_case(seed, kind)
         q = OrderedConditional(*there(hood, *parts))
         draw = draw_entries(q.rows, q._flat(shape), there(uniforms))
@@ -111,7 +111,7 @@ def latent_case(seed):
 
 def latent_draws(there):
     """Sequential draws and Gibbs sweeps of given uniforms."""
-    for seed in range(40 if there.place == "cuda" else 4):
+    for seed in range(40 if torch.cuda.is_available() else 4):
         hood, alpha, logits, evidence = there(*latent_case(seed))
         start, numbers = there(torch.rand(5, hood.num_rows), torch.rand(3, 5, hood.num_rows))
         terms = evidence_entries(hood.log_softmax(logits)[None], alpha[None], evidence[None])
@@ -313,15 +313,15 @@ def test_draws_stay_on_the_device(device, name, monkeypatch):
 #: The most calls and waits. A draw, and a step that draws, wait for every fourth sweep of a fixed
 #: point, and Pyro's losses for their values. docs/results/speed.md has the counts.
 MOST = {
-    "networks and edge scores": (120, 0),
+    "networks and edge scores": (122, 0),
     "step of the bound": (580, 4),
-    "step with chains": (193, 3),
-    "step with chains, no value of the loss": (120 + 60, 0),
+    "step with chains": (195, 3),
+    "step with chains, no value of the loss": (122 + 60, 0),
     "draw of q(c given y)": (310, 3),
     "draw of q(c, u given w)": (430, 3),
     "sweep, observed labels": (25, 1),
     "sweep, latent labels": (44, 1),
-    "eight sweeps, observed labels": (25 + 7 * 10, 1),
+    "eight sweeps, observed labels": (25 + 7 * 11, 1),
     "`sample`": (45, 1),
     "`marginals`": (16, 0),
     "`condition`, 64 samples": (280, 11),
@@ -329,16 +329,19 @@ MOST = {
     "step of `StackedNMM.fit`": (0, 0),
     "`StackedNMM.fit`, all else": (1400, 250),
 }
+#: CUDA draws other numbers, with which the fixed points of a fit take more sweeps.
+ON_CUDA = {"`StackedNMM.fit`, all else": (2000, 360)}
 CAPTURED = "step with chains, no value of the loss"
 
 
 def test_calls_and_waits(device):
     torch.set_default_dtype(torch.float)
     found = {name: (number, waits) for name, number, waits in calls.counts(device)}
-    assert found.keys() == MOST.keys()
+    most = MOST | (ON_CUDA if device == "cuda" else {})
+    assert found.keys() == most.keys()
     for name, numbers in found.items():
         print(f"| {name} | {numbers[0]} | {numbers[1]} |")
-        assert all(map(int.__le__, numbers, MOST[name])), name
+        assert all(map(int.__le__, numbers, most[name])), name
 
 
 @pytest.mark.parametrize("most", [fit.FEW_EDGES, 0])

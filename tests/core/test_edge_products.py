@@ -44,3 +44,18 @@ def test_functional_gradient_and_no_second_derivative():
     (first,) = torch.autograd.grad(found, v, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 63, 64])
+def test_a_table_with_gaps(monkeypatch, width):
+    """Short rows of whole blocks of 16 bytes get a gap where a device wants it, and stay equal."""
+    table, index = torch.randn(2, 5, width, requires_grad=True), torch.randint(5, (9,))
+    assert blocks.for_rows(table) is table
+    monkeypatch.setattr(blocks, "BLOCK_EACH", {"cpu"})
+    gap = width % 2 == 0 and width < 64
+    assert blocks.for_rows(table).stride() == (5 * (width + gap), width + gap, 1)
+    found = blocks.rows_at(table, index)
+    assert torch.equal(found, table[:, index])
+    (gradient,) = torch.autograd.grad(found.sum(), table)
+    counts = index.bincount(minlength=5).to(table)
+    assert torch.equal(gradient, counts[:, None].expand_as(table))
