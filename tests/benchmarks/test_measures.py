@@ -179,7 +179,7 @@ def test_speed(twice, smaller):
     assert 0 <= rows[-1]["above"] <= rows[-1]["peak"]
     queries = twice(scale.main, "device --sizes 200 --repeats 1")
     gpu = torch.cuda.is_available()
-    assert len(queries) == 16 + 5 * gpu
+    assert len(queries) == 17 + 5 * gpu
     for row in queries:
         places = set() if "captured" in row["query"] else {"cpu"}
         assert row["seconds"].keys() == (places | {"cuda"} if gpu else places)
