@@ -1,5 +1,6 @@
 # make demo: environment, installation, a Pyro program, seven examples and their pictures.
-# make test: environment, installation, lint, types, the tests of the library, documents and examples.
+# make test: environment, installation, lint, types, and all tests but the long ones.
+# make test-slow: the long tests of the library, and those that run documents, examples and the wheel.
 # make test-benchmarks: small runs of the benchmarks, their rivals, and the tables of stored results.
 # make docs: the documentation site, docs/_build/html/index.html, which needs no network; tutorials run
 # when their text changes.
@@ -21,9 +22,9 @@ FLOOR ?= build/floor
 NEWEST ?= build/newest
 # One process a core, each on one thread; processes that the tests start too.
 WORKERS ?= -n logical --dist worksteal
-test test-benchmarks quick coverage: export OMP_NUM_THREADS = 1
+test-slow test-benchmarks quick coverage: export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-benchmarks docs quick coverage floor newest lint benchmarks clean
+.PHONY: demo test test-slow test-benchmarks docs quick coverage floor newest lint benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/pyro_program.py
@@ -35,8 +36,10 @@ demo: $(STAMP)
 	$(BIN)/python examples/annotators.py --output output/annotators.png
 	$(BIN)/python examples/crowds.py --output output/crowds.png
 
-test: $(STAMP) lint
-	$(BIN)/python -m pytest $(WORKERS) --ignore tests/benchmarks
+test: lint quick
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest $(WORKERS) -m slow --ignore tests/benchmarks
 
 test-benchmarks: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS) tests/benchmarks

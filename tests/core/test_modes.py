@@ -238,6 +238,7 @@ def test_threads_share_first_answers(kernels):
             torch.testing.assert_close(of_thread, slope)
 
 
+@pytest.mark.slow
 def test_threads_draw_from_their_seeds():
     """The seed is of a generator that all threads share."""
     x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2

@@ -166,6 +166,7 @@ def test_trace_elbo_has_the_same_gradient(estimator, kernels):
         torch.testing.assert_close(grads[0], other, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_variance_falls_and_the_biased_ones_stay_close():
     """
     The variance of 60 gradients is known to a fifth. On this graph it is 40 times that of

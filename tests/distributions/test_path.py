@@ -58,6 +58,7 @@ def scores(estimate, exact):
     return (value - exact) / error
 
 
+@pytest.mark.slow
 def test_twenty_graphs():
     """
     Estimates of four chains vary as their standard error says. It has about seven degrees of

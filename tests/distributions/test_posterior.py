@@ -270,6 +270,7 @@ def test_too_many_labels_for_an_exact_sum():
     assert post.condition(y, num_samples=16).observed.all()
 
 
+@pytest.mark.slow
 def test_more_components_are_no_larger_sum():
     """A sum over borrowed labels is taken in blocks of components."""
     hood = Neighborhood.grid(5, 5)

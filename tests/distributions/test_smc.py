@@ -228,6 +228,7 @@ def test_elements_of_a_batch(kind):
     assert (found - mix.log_prob(y)).abs().max() < 0.05
 
 
+@pytest.mark.slow
 def test_pseudo_marginal_metropolis_hastings():
     """The chain of docs/pyro.md against an enumerated posterior."""
     text = (ROOT / "docs" / "pyro.md").read_text().partition("## Pseudo-marginal")[2]

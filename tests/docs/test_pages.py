@@ -14,19 +14,16 @@ from page_checks import CHECKS
 from run_page import in_child
 
 # Pages that share the import of torch; seconds on one core.
-QUICK = ["distributed.md", "latent-labels.md", "links.md", "pyro.md", "tabular.md"]  # 35
-SLOW = (
+TOGETHER = (
+    ["distributed.md", "latent-labels.md", "links.md", "pyro.md", "tabular.md"],  # 35
     ["annotators.md", "index.md"],  # 55
     ["denoising.md", "node-classification.md", "variational-family.md"],  # 60
 )
 PAGES = SNIPPETS.keys() - {"README.md"}  # the README: tests/core/test_package.py
 
 
-@pytest.mark.parametrize(
-    "names",
-    [QUICK, *(pytest.param(names, marks=pytest.mark.slow) for names in SLOW)],
-    ids=", ".join,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
 def test_snippets_of_pages(names):
     """As pasted, each page in a process of its own, and then what the page claims: run_page.py."""
     command = [sys.executable, str(ROOT / "tests" / "run_page.py"), *names]
@@ -35,7 +32,7 @@ def test_snippets_of_pages(names):
 
 
 def test_every_page_with_snippets_runs_and_has_a_check():
-    assert sorted(sum(SLOW, QUICK)) == sorted(CHECKS.keys()) == sorted(PAGES)
+    assert sorted(page for pages in TOGETHER for page in pages) == sorted(CHECKS) == sorted(PAGES)
 
 
 def test_a_snippet_that_needs_what_is_not_there_is_found(monkeypatch, capfd):

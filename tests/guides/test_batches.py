@@ -140,6 +140,7 @@ def test_sampled_hops():
     assert batch.num_edges < wide - 10
 
 
+@pytest.mark.slow
 def test_samples_are_uniform():
     """Every set of three of the six edges into a node is as likely, for two nodes at once."""
     torch.manual_seed(0)

@@ -39,6 +39,7 @@ def test_right_programs():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_subsamples_scales_and_other_sites():
     """All of these are right, and there is nothing to warn of."""
 

@@ -162,8 +162,6 @@ PROGRAMS = {
     "two fields": (two_fields, of_two_fields),
     "two observed fields": (two_observed, lambda size: 2 * of_labels(Y, size)),
 }
-#: What `make quick` runs too.
-QUICK = {"attended"}
 
 
 def run(model, num_samples, kernel=RandomWalkKernel, warmup_steps=60, **options):
@@ -185,9 +183,8 @@ def check(draws, exact):
     return error
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PROGRAMS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_posterior_of_the_concentration(name):
     model, likelihood = PROGRAMS[name]
     kernel, number = (NUTS, 120) if name == "local latents" else (RandomWalkKernel, 250)

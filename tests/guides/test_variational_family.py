@@ -135,6 +135,7 @@ def spread_of_gradients(family, steps, context=nullcontext, nesting=0):
     return gradients(elbo, *programs, [family.network.logits], steps)[1].std(0).norm()
 
 
+@pytest.mark.slow
 def test_particles_are_baselines():
     """A constant in log p* changes no gradient, but without a baseline a hundredfold noise."""
     hood = Neighborhood.grid(2, 3)
@@ -274,6 +275,7 @@ def larger_program(edges, closed_form):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed_form", [True, False])
 def test_inside_a_larger_program(closed_form):
     """
@@ -355,6 +357,7 @@ def test_fitted_in_evaluation_mode():
     assert network.dropout.training
 
 
+@pytest.mark.slow
 def test_fit_beats_mean_field():
     torch.manual_seed(0)
     field = ising(grid_edges(8, 5), 0.4, 0.5 * torch.randn(40))

@@ -38,6 +38,7 @@ def log_score(probs, truth):
     return probs[torch.arange(len(truth)), truth].clamp(min=1e-12).log().mean()
 
 
+@pytest.mark.slow
 def test_neighbours_help():
     """
     Against the same annotators without a graph; and probabilities are right. Means over four

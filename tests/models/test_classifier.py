@@ -77,6 +77,7 @@ def fitted():
     return fit()
 
 
+@pytest.mark.slow
 def test_digits_with_few_labels():
     """Better than the forest alone, in accuracy and in log loss, by a wide margin."""
     rows, labels = load_digits(return_X_y=True)

@@ -164,6 +164,7 @@ def test_left_out_answers_given_types():
     assert not found.others[found.node == 0].any()
 
 
+@pytest.mark.slow
 def test_powers_are_the_best_ones():
     """Of a likelihood by loops, on a mesh around them."""
     answers = answers_to(TRUTH, [0.8, 0.6, 0.5, 0.5], missing=0.1)
@@ -282,6 +283,7 @@ def test_effective_number_of_judges(groups, copy, number):
     assert effective_number(log_prior[:1].expand(2000, 3), 1.0, start, answers).mean.isnan()
 
 
+@pytest.mark.slow
 def test_effective_number_of_a_fit():
     """Labels around the nodes show copies that the consensus takes for the label."""
     for groups, copy, number in PANELS:

@@ -111,6 +111,7 @@ def test_training_stops_before_it_learns_noise(monkeypatch):
     assert losses[0] < losses[1] - 0.1
 
 
+@pytest.mark.slow
 def test_batches_of_a_large_graph(monkeypatch):
     """A batch has all that the network reads for its seeds, and trains as well as the graph."""
     data, _, truth = crowd()

@@ -127,6 +127,7 @@ def problem():
     return torch.cat([inside, across], 1), weight, scores, y, *sets
 
 
+@pytest.mark.slow
 def test_fit_and_update_use_weights():
     edge_index, weight, scores, y, train, held_out, test = problem()
     hood = Neighborhood(edge_index, 300)

@@ -76,6 +76,7 @@ def simulated(name, truth):
     return torch.where(wrong, 1 - truth[:, None], truth[:, None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["answers", "features"])
 def test_em_and_svi_agree(name):
     """On parameters and labels, the same program being fitted."""
@@ -140,6 +141,7 @@ def test_prior_of_the_numbers():
     torch.testing.assert_close(prior.log_prior() - before, expected)
 
 
+@pytest.mark.slow
 def test_learned_range_and_kappa():
     """
     Sources far away count for less where labels vary over short distances. From flat attention most

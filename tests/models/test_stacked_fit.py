@@ -83,6 +83,7 @@ def test_fit_finds_sharing_and_maximises_its_objective():
             parameter.data -= step
 
 
+@pytest.mark.slow
 def test_fit_beats_its_limits_on_new_nodes(shared):
     hood, scores, y, train, held_out, _, test = shared
     torch.manual_seed(0)
@@ -118,6 +119,7 @@ def test_update_learns_from_new_labels():
     assert torch.equal(updated.pool.temperature, stacked.pool.temperature)
 
 
+@pytest.mark.slow
 def test_fit_finds_communities():
     """Where labels are shared, and where the groups are random."""
     torch.manual_seed(0)

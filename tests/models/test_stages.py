@@ -89,6 +89,7 @@ def test_likelihood_is_the_enumeration(kind):
     assert max(change) > 0.1  # one block is another distribution
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pool", "communities"])
 def test_draws_and_tables_are_the_enumeration(kind):
     stacked, given, posterior = problem(kind, num_samples=120)
