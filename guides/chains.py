@@ -87,7 +87,8 @@ class Chains(nn.Module):
     An object serves one field. Each particle and each element of a plate has a chain. Subsamples of
     plates and of nodes (``observed``) continue the chains that they had, and a larger number of
     particles starts from copies. The states, ``(particles, ..., 1 or 2, N)``, are part of
-    ``state_dict()``. A step with one sweep costs no more than a step by the bound.
+    ``state_dict()``. A step with one sweep costs no more than a step by the bound. A CUDA graph can
+    hold a step that does not ask for the loss (``docs/results/speed.md``).
 
     One sweep is often enough, because a step moves parameters little: on 20,000 nodes with two
     labels five sweeps changed log kappa by less than its standard deviation
