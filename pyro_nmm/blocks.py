@@ -1,8 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Work cut into blocks, so that temporaries have a bounded size, and tables that rows are taken
-from."""
+"""Work in blocks, so that temporaries have a bounded size, and rows of tables at edges."""
 
 from collections.abc import Iterator
 
@@ -40,8 +39,8 @@ def row_blocks(ptr: Tensor, numbers_each: int) -> Iterator[slice]:
 
 
 def for_rows(table: Tensor) -> Tensor:
-    """The table ``(..., N, C)``, of which rows at edges are asked by ``index_select(-2, ...)``:
-    with a gap after each row if this makes the copies of short rows faster."""
+    """A table ``(..., N, C)`` for ``index_select(-2, index)``, with a gap after each row if copies
+    of short rows are faster with it."""
     size = table.shape[-1] * table.element_size()
     if table.device.type in BLOCK_EACH and size % 16 == 0 and size < LONG:
         return pad(table, (0, 1))[..., :-1]

@@ -6,8 +6,8 @@ A device in Python alone, for tests of placement without a GPU. A tensor on it h
 computes with it, and refuses to meet CPU tensors of more than zero dimensions, as on CUDA.
 
 It finds tensors that were made on the wrong device. It says nothing about kernels, streams or time.
-The registration is a private function of PyTorch 2.13: where it is missing, tests are skipped. So
-they are beside a GPU, because PyTorch differentiates on one kind of device in a process.
+The registration is a private function of PyTorch 2.13. Tests are skipped if it is missing, and on a
+machine with CUDA: PyTorch 2.11 computes gradients on one kind of device in a process.
 """
 
 import functools

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, dropout, l1_loss, one_hot
 from torch_geometric.nn import GCN, CorrectAndSmooth
 
-from benchmarks.scale.calls import step_without_value
+from benchmarks.scale.calls import captured, step_without_value
 from benchmarks.shared.records import Records
 from benchmarks.shared.timing import citation_like, in_a_process, in_turn, peak_memory, timed
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, backend
@@ -335,19 +335,6 @@ def queries(nodes: int, at: str) -> dict[str, Callable]:
     }
     wait = torch.cuda.synchronize if at == "cuda" else list
     return {name: lambda query=query: (query(), wait()) for name, query in asked.items()}
-
-
-def captured(step: Callable[[], object]) -> Callable[[], None]:
-    """The step as a CUDA graph, after three steps that load libraries and start chains."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 def device(args, results: Records) -> None:
