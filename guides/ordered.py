@@ -137,7 +137,7 @@ def _latent_sites(
         else:
             both, density = chains.draw(q), torch.zeros(())
         c, labels = both.unbind(-2)
-        pyro.sample("c", Delta(c, density, event_dim=1))
+        pyro.sample("c", (Delta if chains is None else States)(c, density, event_dim=1))
         pyro.sample(site, Delta(labels, event_dim=1))
         if not collapsed:
             pyro.sample("z", Dirichlet(posterior_alpha(q.alpha, c, labels)).to_event(1))

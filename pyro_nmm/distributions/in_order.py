@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from pyro.distributions.score_parts import ScoreParts
+from pyro.infer import RenyiELBO
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 
@@ -16,6 +17,7 @@ from pyro_nmm.arguments import as_expected, as_member, check_integers
 from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.concentrations import written_out
+from pyro_nmm.consumers import consumer
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
@@ -287,6 +289,12 @@ class InOrder(GraphDistribution):
 
     def score_parts(self, value: Tensor) -> ScoreParts:
         """For Pyro's losses: the density, and the control variate of ``estimator``."""
+        reinforces = self.estimator is score_costs.ScoreEstimator.REINFORCE
+        if not reinforces and torch.is_grad_enabled() and consumer(RenyiELBO):
+            raise ValueError(
+                f'RenyiELBO needs estimator="reinforce", because the control variate of '
+                f'"{self.estimator}" would bias its gradient: or use TraceGraph_ELBO'
+            )
         value, provenance = self._plain(value)
         draw, terms, log_choice = self._evaluate(value)
         (costs,), _ = untracked(terms.detach())

@@ -147,7 +147,7 @@ def test_gradient(way, name):
     """In standard errors of batches of steps, which are longer than the chains remember."""
     (program, log_prob), kind, particles, vectorize = CASES[name]
     pyro.set_rng_seed(0)
-    steps = 50 if vectorize else 150
+    steps = 50 if vectorize else 200
     found = gradients(program, Chains(), kind, particles, vectorize, steps)
     means = found.reshape(10, -1, 3).mean(1)
     size = 3 if "latent" in name else 2  # observed labels have no distance
