@@ -5,24 +5,28 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.infer import TraceGraph_ELBO
 from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation, AutoNormal
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import get_plates
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
 from pyro_nmm import Posterior
-from pyro_nmm.guides.chains import Chains
-from pyro_nmm.guides.ordered import evidence_guide, ordered_guide
-from pyro_nmm.guides.program import Field, Run, fields_of
-from pyro_nmm.models.plates import beside
+from pyro_nmm.consumers import PREDICTIVE, consumer
+from pyro_nmm.guides.chains import Chains, warn_of_other_data
+from pyro_nmm.guides.hidden_sites import check_hidden, is_enumerated, through_blocks
+from pyro_nmm.guides.ordered import check_estimator, evidence_guide, ordered_guide
+from pyro_nmm.guides.program import Field, Run, check_tracked, fields_of
+from pyro_nmm.models.plates import COPIES, AgreedSubsamples, beside, check_site
 
 
 class AutoNMM(AutoGuide):
@@ -38,7 +42,10 @@ class AutoNMM(AutoGuide):
 
     The evidence of latent labels, ``(..., n, C)``, is computed: the program runs with every label
     in turn. A run with random labels checks at every step that the log-likelihood is a sum over
-    nodes. Plates below latent labels may subsample, but cost as much as the whole plate.
+    nodes. Plates below latent labels may subsample, but cost as much as the whole plate. Discrete
+    sites with ``infer={"enumerate": "parallel"}`` below labels are summed out, for
+    ``TraceEnum_ELBO``, whether ``poutine.block`` hides them or not. Other hidden sites are refused
+    if anything depends on them.
 
     **Several fields.** Labels of one field may be in the concentrations or the logits of another.
     The evidence leaves later fields out, so that the bound is looser. With
@@ -74,9 +81,11 @@ class AutoNMM(AutoGuide):
     :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`. Every field has a copy of
         :class:`~pyro_nmm.guides.Chains`.
     :param create_plates: as for every autoguide, for plates that subsample around a field.
-    :raises ValueError: for discrete sites of no field, ``AutoLaplaceApproximation``, and labels
-        whose evidence is no sum over nodes. Cost: a run of the program for each field, ``C + 1``
-        more if its labels are latent, and one more for several fields with chains.
+    :raises ValueError: for discrete sites of no field, ``AutoLaplaceApproximation``, labels whose
+        evidence is no sum over nodes, subsamples that the model alone is given, and under
+        ``TraceGraph_ELBO`` distributions that lose track of labels. Cost: a run of the program for
+        each field, ``C + 1`` more if its labels are latent, and one more for several fields with
+        chains.
 
     ``state_dict()`` has parameters and chains. Call a new guide once before ``load_state_dict()``.
     A fit that also restores the optimiser and ``torch.get_rng_state()`` continues as if it had not
@@ -87,9 +96,16 @@ class AutoNMM(AutoGuide):
         self, model: Callable, guide: Callable[[Callable], AutoGuide] = AutoNormal, *,
         estimator: str | Chains = "reward_to_go", create_plates: Callable | None = None,
     ) -> None:  # fmt: skip
+        if isinstance(guide, AutoGuide):
+            kind = type(guide).__name__
+            raise ValueError(
+                f"guide must make an autoguide from a program, got an {kind}: pass the class, "
+                f"AutoNMM(model, {kind}), or functools.partial({kind}, ...) with options"
+            )
+        check_estimator(estimator)
         super().__init__(model, create_plates=create_plates)
         self.estimator = estimator
-        self.parents = guide(poutine.block(model, hide_fn=_of_field))
+        self.parents = guide(poutine.block(model, hide_fn=_not_of_parents))
         if isinstance(self.parents, AutoLaplaceApproximation):
             raise ValueError(
                 "guide must not be AutoLaplaceApproximation, whose Hessian would lack the "
@@ -97,12 +113,15 @@ class AutoNMM(AutoGuide):
             )
         self.chains = nn.ModuleDict()
         self._after: tuple[int, Tensor] | None = None  # random numbers of the next call
+        self._data: dict[str, tuple[Tensor, int]] = {}  # of the step before, with versions
+        self._sums: list[str] = []  # enumerated sites
+        self._tracked: set[str] = set()  # fields whose labels no distribution loses
 
     def __getstate__(self) -> dict:
         model = self._model
         state = super().__getstate__()  # which takes the model away
         self._model = model
-        return {**state, "_model": model}
+        return {**state, "_model": model, "_data": {}}
 
     def get_extra_state(self) -> tuple[int, Tensor] | None:
         return self._after
@@ -111,7 +130,7 @@ class AutoNMM(AutoGuide):
         self._after = state
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        with poutine.block():
+        with poutine.block(), through_blocks():
             self.prototype_trace = poutine.trace(self.model).get_trace(*args, **kwargs)
         # Plates of observed sites may subsample too, and the model takes over the guide's choice.
         stacks = (s.get("cond_indep_stack", ()) for s in self.prototype_trace.nodes.values())
@@ -119,16 +138,21 @@ class AutoNMM(AutoGuide):
         self._latents = set()
         for name, site in self.prototype_trace.iter_stochastic_nodes():
             discrete = not site_is_subsample(site) and site["fn"].support.is_discrete
+            if discrete and is_enumerated(site):
+                self._sums.append(name)
+                continue
             if discrete and not _of_field(site):
                 raise ValueError(
                     f"site {name!r} is discrete and belongs to no nmm: sum it out in the program, "
-                    f"or write a guide by hand, with ordered_guide or evidence_guide for the nmm"
+                    f'or by infer={{"enumerate": "parallel"}} and TraceEnum_ELBO below labels, or '
+                    f"write a guide by hand, with ordered_guide or evidence_guide for the nmm"
                 )
             self._latents.add(name)
-        if self._has_parents:
-            with poutine.block():
-                self._create_plates(*args, **kwargs)
-                self.parents(*args, **kwargs)
+        with poutine.block():
+            self._create_plates(*args, **kwargs)
+            values = dict(self.parents(*args, **kwargs)) if self._has_parents else {}
+            run = self._runs(values, int(torch.randint(2**62, ())), args, kwargs, sums=False)
+            check_hidden(run, self._sums)
 
     def _check_prototype(self, trace: Trace) -> None:
         """Called by ``parents``, whose sites are some of this program's."""
@@ -141,7 +165,13 @@ class AutoNMM(AutoGuide):
         self._create_plates(*args, **kwargs)
         values = dict(self.parents(*args, **kwargs)) if self._has_parents else {}
         seed = int(torch.randint(2**62, ()))
-        self._draw_fields(values, self._runs(values, seed, args, kwargs))
+        run, chains = self._runs(values, seed, args, kwargs), self.chains
+        if consumer(*PREDICTIVE):  # which has new chains, beside those of the fit
+            self.chains = nn.ModuleDict()
+        try:
+            self._draw_fields(values, run)
+        finally:
+            self.chains = chains
         # The model comes next. Its networks see the dropout masks that the guide's runs saw.
         self._after = seed, torch.get_rng_state()
         torch.manual_seed(seed)
@@ -150,18 +180,33 @@ class AutoNMM(AutoGuide):
     @property
     def _has_parents(self) -> bool:
         sites = self.prototype_trace.iter_stochastic_nodes()
-        return any(not _of_field(site) and not site_is_subsample(site) for _, site in sites)
+        return any(not (_not_of_parents(s) or site_is_subsample(s)) for _, s in sites)
 
-    def _runs(self, values: dict, seed: int, args: tuple, kwargs: dict) -> Run:
-        """Runs of the program with these values, beside the handlers around the guide."""
+    def _runs(self, values: dict, seed: int, args: tuple, kwargs: dict, sums: bool = True) -> Run:
+        """Runs of the program with these values, beside the handlers around the guide; ``sums``
+        gives enumerated sites all of their values."""
         indices = {name: plate.indices for name, plate in self.plates.items()}
+        model, sums = AgreedSubsamples(indices)(self.model), sums and bool(self._sums)
+        # Left of all plates, and of all dimensions that values may have.
+        frames = *get_plates(), *self._prototype_frames.values()
+        depths = [-frame.dim for frame in frames if frame.dim is not None]
+        first = -1 - max([*depths, *(value.dim() for value in values.values())], default=0)
 
         def run(more: dict[str, Tensor]) -> Trace:
             devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-            with poutine.block(), torch.random.fork_rng(devices):
+            with ExitStack() as stack:
+                stack.enter_context(poutine.block())
+                stack.enter_context(torch.random.fork_rng(devices))
                 torch.manual_seed(seed)
-                given = poutine.condition(self.model, data=indices | values | more)
-                return poutine.trace(given).get_trace(*args, **kwargs)
+                given = poutine.condition(model, data=indices | values | more)
+                if sums:
+                    stack.enter_context(through_blocks())
+                    given = poutine.enum(given, first_available_dim=first)
+                trace = poutine.trace(given).get_trace(*args, **kwargs)
+            for site in trace.nodes.values():
+                if site["type"] == "sample" and not _of_field(site):
+                    check_site(site, first if sums else None)
+            return trace
 
         return run
 
@@ -172,18 +217,31 @@ class AutoNMM(AutoGuide):
 
     def _draw_fields(self, values: dict, run: Run) -> None:
         """Adds the sites of all fields to the values, and to the trace of the guide."""
-        fields = self._fields(run)
-        if isinstance(self.estimator, Chains) and len(fields) > 1:
-            for field in fields.values():
-                values |= self._stored(field)
-            fields = self._fields(run)
-        for number, name in enumerate(fields):
-            field = self._fields(run)[name] if number else fields[name]
-            draw = self._guide_of(field, run)
-            with self._around(field), _Named(name), poutine.trace() as sites:
-                draw()
-            found = field.names & sites.trace.nodes.keys()
-            values |= {key: sites.trace.nodes[key]["value"] for key in found}
+        fields, num_turns = self._fields(run), 1
+        if isinstance(self.estimator, Chains):
+            every = [self._chains(field) for field in fields.values()]
+            other = any(self._of_other_data(field.trace) for field in [*fields.values()][:1])
+            for chains in every:
+                chains.other_data = other and len(every) == 1
+            if len(every) > 1:  # chains of one field depend on the states of others
+                size = next((frame.size for frame in get_plates() if frame.name in COPIES), 1)
+                starts = other or any(chains.num_chains < size for chains in every)
+                num_turns = self.estimator.warmup_sweeps if starts else 1
+                for field in fields.values():
+                    values |= self._stored(field)
+                fields = self._fields(run)
+        for turn in range(num_turns):
+            for number, name in enumerate(fields):
+                field = self._fields(run)[name] if number or turn else fields[name]
+                draw = self._guide_of(field, run)
+                # Plates around the guide are still seen, by messages of another type.
+                quiet = (
+                    nullcontext() if turn + 1 == num_turns else poutine.block(hide_fn=_is_sample)
+                )
+                with quiet, self._around(field), _Named(name), poutine.trace() as sites:
+                    draw()
+                found = field.names & sites.trace.nodes.keys()
+                values |= {key: sites.trace.nodes[key]["value"] for key in found}
 
     @contextmanager
     def _around(self, field: Field) -> Iterator[None]:
@@ -208,6 +266,9 @@ class AutoNMM(AutoGuide):
         if chains:
             options["estimator"] = self._chains(field)
         if field.latent:
+            if not (chains or field.name in self._tracked) and consumer(TraceGraph_ELBO):
+                check_tracked(run, field)
+                self._tracked.add(field.name)
             with torch.set_grad_enabled(torch.is_grad_enabled() and not chains):
                 evidence = field.evidence(run, given_later=chains)
             arguments = hood, field.prior.table, logits, evidence, field.observed
@@ -215,10 +276,30 @@ class AutoNMM(AutoGuide):
         arguments = hood, alpha, logits, field.labels(), field.observed
         return partial(ordered_guide, *arguments, relabel=channel, **options)
 
+    def _of_other_data(self, trace: Trace) -> bool:
+        """Whether observed values of a run are other ones than in the step before."""
+        own = self._latents.union(self.plates)  # which a run is given
+        whole = {
+            name: site["value"]
+            for name, site in trace.nodes.items()
+            if site["type"] == "sample" and site["is_observed"] and name not in own
+            and all((f.full_size or f.size) == f.size for f in site["cond_indep_stack"])
+        }  # fmt: skip
+        old, changed = self._data, []
+        self._data = {k: (v, 0 if v.is_inference() else v._version) for k, v in whole.items()}
+        for name in old.keys() & whole.keys():
+            (before, version), (value, now) = old[name], self._data[name]
+            same = before.shape == value.shape and version == now and torch.equal(before, value)
+            changed += [] if (before is value and version == now) or same else [name]
+        if changed:
+            warn_of_other_data(f"data of sites {changed}", self.estimator.warmup_sweeps)
+        return bool(changed)
+
     def _chains(self, field: Field) -> Chains:
         key = field.name.replace(".", "/")  # no name of a module has a dot
         if key not in self.chains:
             self.chains.add_module(key, copy.deepcopy(self.estimator))  # type: ignore[arg-type]
+            self.chains[key].of_prediction = bool(consumer(*PREDICTIVE))
         return self.chains[key]  # type: ignore[return-value]
 
     def _stored(self, field: Field) -> dict[str, Tensor]:
@@ -291,3 +372,11 @@ class _Named(Messenger):
 
 def _of_field(site: Any) -> bool:
     return "nmm" in site["infer"]
+
+
+def _is_sample(site: Any) -> bool:
+    return site["type"] == "sample"
+
+
+def _not_of_parents(site: Any) -> bool:
+    return _of_field(site) or is_enumerated(site)

@@ -68,6 +68,18 @@ def _check_parents() -> None:
             )
 
 
+def warn_of_other_data(what: str, num_sweeps: int) -> None:
+    """Say what changed, and name the plate that would keep a chain for each data set."""
+    names = [f.name for f in get_plates() if f.dim is not None and f.name not in COPIES]
+    plate = f"plate {names[-1]!r}" if names else "a pyro.plate around the field"
+    warnings.warn(
+        f"the {what} changed since the step before, so chains took {num_sweeps} sweeps. If each "
+        f"step has other data, give {plate} the number of data sets as size and subsample= their "
+        f"numbers in this step: then each has a chain of its own",
+        stacklevel=3,
+    )
+
+
 class Chains(nn.Module):
     r"""The states of Gibbs chains, as an ``estimator`` of :func:`~pyro_nmm.guides.ordered_guide`
     and
@@ -139,6 +151,8 @@ class Chains(nn.Module):
     states: Tensor | None
     #: Whether a guide knows that its data are, or are not, other data; else the chains compare.
     other_data: bool | None = None
+    #: Whether these chains are of one prediction; else each of its draws starts anew.
+    of_prediction = False
 
     def __init__(self, num_sweeps: int = 1, warmup_sweeps: int = 50) -> None:
         super().__init__()
@@ -163,7 +177,7 @@ class Chains(nn.Module):
         copies = bool(full) and -len(full) in frames and frames[-len(full)].name in COPIES
         rows = q.observed_rows
         event = 2 if len(q.event_shape) > 1 else 1, rows.num_nodes
-        predicts = consumer(*PREDICTIVE) is not None
+        predicts = not self.of_prediction and consumer(*PREDICTIVE) is not None
         old = None if predicts else self.states
         states = self._states(old, full if copies else [1, *full], event, rows.device)
 
@@ -205,7 +219,9 @@ class Chains(nn.Module):
             except ValueError as error:
                 raise ValueError(f"{OTHER}, got states of another one") from error
             starts = any_new and bool(new.flatten(len(shape)).all(-1).any())
-            return q.continued(numbers, shape, self.warmup_sweeps) if starts else numbers
+            # Contiguous, because these numbers are written in place from now on.
+            swept = q.continued(numbers, shape, self.warmup_sweeps) if starts else numbers
+            return swept.contiguous()
 
         # In place, so that a CUDA graph of the step goes on where it was when it runs again.
         numbers = self._last.get((states, rows), start)
@@ -273,16 +289,14 @@ class Chains(nn.Module):
         seen[elements, places] = new
         if not distance.numel() or distance.mean() <= (OTHER_DATA if latent else 0):
             return False
-        plates = [f.name for f in get_plates() if f.dim is not None and f.name not in COPIES]
-        plate = f"plate {plates[-1]!r}" if plates else "a pyro.plate around the field"
         what = f"evidence, by {distance.mean():.2f} of its probability," if latent else "labels"
-        warnings.warn(
-            f"the {what} changed since the step before, so chains took {self.warmup_sweeps} "
-            f"sweeps. If each step has other data, give {plate} the number of data sets as size "
-            f"and subsample= their numbers in this step: then each has a chain of its own",
-            stacklevel=2,
-        )
+        warn_of_other_data(what, self.warmup_sweeps)
         return True
+
+    @property
+    def num_chains(self) -> int:
+        """Of each element of plates."""
+        return 0 if self.states is None else len(self.states)
 
     def extra_repr(self) -> str:
         return f"num_sweeps={self.num_sweeps}"

@@ -15,6 +15,7 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
+from pyro_nmm.arguments import as_member
 from pyro_nmm.concentrations import Concentrations, written_out
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_all_rows
@@ -118,8 +119,18 @@ def evidence_guide(
     return _latent_sites(hood, alpha, logits, evidence, observed, estimator, collapsed, "y")
 
 
+def check_estimator(estimator: Any) -> None:
+    """Refuse what is neither a name nor chains."""
+    if isinstance(estimator, type):
+        name = estimator.__name__
+        raise ValueError(f"estimator must be an object, got the class {name}: write {name}()")
+    if not isinstance(estimator, Chains):
+        as_member(ScoreEstimator, estimator=estimator)
+
+
 def _split(estimator: str | Chains) -> tuple[str, Chains | None]:
     """The estimator of a conditional, and chains in its place."""
+    check_estimator(estimator)
     return ("no_score", estimator) if isinstance(estimator, Chains) else (estimator, None)
 
 

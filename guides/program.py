@@ -3,13 +3,18 @@
 
 """The fields of a Pyro program: where its traces have them, and the evidence of their labels."""
 
-from collections.abc import Callable, Set
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Set
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-from pyro.distributions import Categorical, Delta, Independent, MaskedDistribution
+from pyro.distributions import Categorical, Delta, Independent, MaskedDistribution, Unit
 from pyro.distributions.util import scale_and_mask
+from pyro.ops import packed
+from pyro.ops.contract import contract_tensor_tree
+from pyro.ops.provenance import extract_provenance, get_provenance, track_provenance
+from pyro.poutine.runtime import get_plates
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -142,16 +147,18 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
     rest = [k for k in below if k not in later or (given_later and kind_of(k) != "z")]
 
     def terms(values: dict[str, Tensor]) -> dict[str, dict[Any, Tensor]]:
-        tables: dict[str, dict[Any, Tensor]] = {name: {} for name in rest}
+        tables: dict[str, dict[Any, Tensor]] = defaultdict(dict)
         for starts in product(*(range(0, f.full_size, f.size) for f in parts.values())):
             places = {name: start + torch.arange(parts[name].size, device=y.device)
                       for name, start in zip(parts, starts, strict=True)}  # fmt: skip
             subsamples = {name: place % parts[name].full_size for name, place in places.items()}
             changed = run(fixed | values | subsamples)
-            for name in rest:
-                _add_tables(tables[name], changed, name, field, places)
+            for term in [*_summed_terms(changed, rest, field), *_terms(changed, rest, field)]:
+                frames[term.name] = term.frames
+                _add_tables(tables[term.name], changed, term, field, places)
         return tables
 
+    frames: dict[str, list] = {}
     labels = torch.randint_like(y, size)
     columns = [terms({name_y: torch.full_like(y, label)}) for label in range(size)]
     at_random = terms({name_y: labels})
@@ -159,8 +166,14 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
     def differ(name: str, tables: dict, kind: Any = "all") -> bool:
         return not torch.allclose(tables[name][kind], at_random[name][kind], 1e-6, 1e-6)
 
-    depend = [name for name in rest if any(differ(name, column) for column in columns)]
-    inside = {f.name: f for name in depend for f in _frames(below[name], field)}
+    for name, tables in at_random.items():
+        if tables["all"].isnan().any():
+            raise ValueError(
+                f"the log-probability of site {name!r} is nan: its data or parameters hold nan. "
+                f"Leave nodes without data out by .mask(measured), and their data at a number"
+            )
+    depend = [name for name in at_random if any(differ(name, column) for column in columns)]
+    inside = {f.name: f for name in depend for f in frames[name]}
     part = {name: f for name, f in inside.items() if (f.full_size or 0) > f.size}
     if part and not parts:
         local = [k for k, s in below.items() if k in field.latents and k not in later
@@ -186,6 +199,11 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
         else:
             if name in depend:
                 what = f"log-probability of site {name!r} is no sum over the nodes of {name_y!r}"
+                if name in below and isinstance(below[name]["fn"], Unit):  # of pyro.factor
+                    raise ValueError(
+                        f"the {what}: give a pyro.factor one entry for each node, under "
+                        f"node_plate(hood, y) as (nodes, y), or fit a MixtureGuide"
+                    )
                 if len(tables) == 1:  # perhaps of the measured nodes alone
                     cure = "give each node an entry, and leave some out by .mask(measured), as in "
                     cure += "Normal(loc, scale).mask(measured).to_event(1); or fit a MixtureGuide"
@@ -216,13 +234,77 @@ def _frames(site: Any, field: Field) -> list:
     return [f for f in site["cond_indep_stack"] if f.dim is not None and f.name not in outside]
 
 
-def _add_tables(tables: dict, trace: Any, name: str, field: Field, places: dict) -> None:
+class Term(NamedTuple):
+    """Log-probabilities of a site, with its own dimensions on the right, ``events`` of them."""
+
+    name: str
+    log_prob: Tensor
+    events: int
+    frames: list  #: plates around the site, and not around the field
+    nodes: dict[str, Tensor]  #: of entries of a :func:`node_plate` with an index
+
+
+def _terms(trace: Any, names: list[str], field: Field) -> Iterator[Term]:
+    """Of the sites that do not depend on an enumerated one."""
+    summed = _depend_on_enumerated(trace, names)
+    for name in names:
+        if name not in summed:
+            frames = _frames(trace.nodes[name], field)
+            log_prob, events = _unsummed(trace, name, field, frames)
+            yield Term(name, log_prob, events, frames, trace.nodes[name]["infer"].get("nodes", {}))
+
+
+def _depend_on_enumerated(trace: Any, names: list[str]) -> list[str]:
+    dims = {trace.nodes[name]["infer"].get("_enumerate_dim") for name in names} - {None}
+    if not dims:
+        return []
+    shapes = {k: trace.nodes[k]["fn"].log_prob(trace.nodes[k]["value"]).shape for k in names}
+    return [k for k, s in shapes.items() if any(len(s) >= -d and s[d] > 1 for d in dims)]
+
+
+def _summed_terms(trace: Any, names: list[str], field: Field) -> Iterator[Term]:
+    """Of enumerated sites and of those that depend on these, by Pyro's sum-product."""
+    names = _depend_on_enumerated(trace, names)
+    if not names:
+        return
+    trace.symbolize_dims()
+    # Plates around the guide, such as particles, are none of the run's.
+    known = set(trace.symbol_to_dim.values())
+    around = {f.dim: chr(ord("A") + n) for n, f in enumerate(get_plates()) if f.dim not in known}
+    factors: OrderedDict = OrderedDict()
+    frames, nodes, sums = {}, {}, set()
+    for name in names:
+        site = trace.nodes[name]
+        symbols, infer = around | site["infer"]["_dim_to_symbol"], site["infer"]
+        term = packed.pack(site["fn"].log_prob(site["value"]), symbols)
+        term = packed.scale_and_mask(term, mask=packed.pack(site["mask"], symbols))
+        plates = {
+            trace.plate_to_symbol[f.name]: f for f in site["cond_indep_stack"] if f.vectorized
+        }
+        factors.setdefault(frozenset([*plates, *around.values()]), []).append(term)
+        frames |= {symbols[f.dim]: f for f in _frames(site, field)}
+        nodes |= infer.get("nodes", {})
+        if "_enumerate_dim" in infer:
+            sums.add(symbols[infer["_enumerate_dim"]])
+    scales = [torch.as_tensor(trace.nodes[name]["scale"]) for name in names]
+    if any((scale != scales[0]).any() for scale in scales):
+        raise ValueError(f"sites {names} share an enumerated site: give them one scale")
+    dims = trace.symbol_to_dim | {symbol: dim for dim, symbol in around.items()}
+    for number, (ordinal, terms) in enumerate(contract_tensor_tree(factors, sums, {}).items()):
+        plates = [frames[symbol] for symbol in ordinal if symbol in frames]
+        scale = _own_scale(trace.nodes[names[0]], field, plates)
+        for term in terms:
+            log_prob = packed.unpack(term, dims) * scale
+            yield Term(f"{' and '.join(names)} ({number})", log_prob, 0, plates, nodes)
+
+
+def _add_tables(tables: dict, trace: Any, term: Term, field: Field, places: dict) -> None:
     """Adds log-probabilities of a site: ``all``, and ``(..., n)`` by dimensions of size ``n``."""
-    frames, size = _frames(trace.nodes[name], field), field.value("y").shape[-1]
+    frames, size = term.frames, field.value("y").shape[-1]
     # Places of plates that subsample count once, and sites of no such plate at the first ones.
     if any(place[0] > 0 for name, place in places.items() if name not in {f.name for f in frames}):
         return
-    log_prob, events = _unsummed(trace, name, field, frames)
+    log_prob, events = term.log_prob, term.events
     for frame in frames:
         if frame.name in places:
             new = places[frame.name] < frame.full_size
@@ -231,14 +313,17 @@ def _add_tables(tables: dict, trace: Any, name: str, field: Field, places: dict)
     tables["all"] = torch.cat([*all_of, log_prob.flatten()])
     inner = dict.fromkeys(range(-events, 0)) | {f.dim - events: f for f in frames}
     for dim, frame in inner.items():
-        if size == (log_prob.shape[dim] if frame is None else frame.full_size or frame.size):
+        number = log_prob.shape[dim] if frame is None else frame.full_size or frame.size
+        places_of = None if frame is None else term.nodes.get(frame.name)
+        if size == number or places_of is not None:
             others = [other for other in inner if other != dim]
             table = log_prob.sum(others, keepdim=True) if others else log_prob
             table = table.unsqueeze(-1).transpose(dim - 1, -1)
             table = table.reshape(*table.shape[: table.dim() - events - 1], -1)
             if frame is not None:
-                full = table.new_zeros(*table.shape[:-1], size)
-                table = full.index_add(-1, trace.nodes[frame.name]["value"], table)
+                rows = trace.nodes[frame.name]["value"]
+                rows = rows if places_of is None else places_of[rows]
+                table = table.new_zeros(*table.shape[:-1], size).index_add(-1, rows, table)
             while table.dim() > 1 and table.shape[0] == 1:
                 table = table[0]
             tables[dim] = table + tables[dim] if dim in tables else table
@@ -248,10 +333,7 @@ def _unsummed(trace: Any, name: str, field: Field, frames: list) -> tuple[Tensor
     """Log-probabilities of a site before the sum over its event, and the event's dimensions."""
     site, events = trace.nodes[name], 0
     fn, mask = site["fn"], site["mask"]
-    # The field's own scale, such as that of its plates, is one of its evidence too.
-    scale = site["scale"] / field.trace.nodes[field.name]["scale"]
-    for frame in frames:
-        scale = scale * frame.size / (frame.full_size or frame.size)
+    scale = _own_scale(site, field, frames)
     if "nmm" in site["infer"]:
         log_prob, events = _of_field(trace, name), 1
     else:
@@ -265,6 +347,14 @@ def _unsummed(trace: Any, name: str, field: Field, frames: list) -> tuple[Tensor
     both = scale, mask
     scale, mask = (t.reshape(t.shape + (1,) * events) if isinstance(t, Tensor) else t for t in both)
     return scale_and_mask(log_prob, scale, mask), events
+
+
+def _own_scale(site: Any, field: Field, frames: list) -> Any:
+    """The scale of a site as evidence: without its plates', and without the field's own."""
+    scale = site["scale"] / field.trace.nodes[field.name]["scale"]
+    for frame in frames:
+        scale = scale * frame.size / (frame.full_size or frame.size)
+    return scale
 
 
 def _of_field(trace: Any, name: str) -> Tensor:
@@ -284,3 +374,38 @@ def _of_field(trace: Any, name: str) -> Tensor:
         return sources.scatter_add(-1, c.expand(terms.shape), terms)
     nodes = terms.new_zeros(*terms.shape[:-1], hood.num_nodes)
     return nodes.index_copy(-1, hood.nodes, terms)
+
+
+def check_tracked(run: Run, field: Field) -> None:
+    """Refuse sites below latent labels whose log-probabilities have lost track of these."""
+    name, nodes = field.site("y"), field.trace.nodes
+    later = (k for k, s in nodes.items() if s["type"] == "sample" and "nmm" in s["infer"])
+    fixed = {k: nodes[k]["value"] for k in field.names.union(later)}
+    y, size = fixed[name], field.prior.num_classes
+    tracked = run(fixed | {name: track_provenance(y, frozenset([name]))})
+    changed = run(fixed | {name: (y + 1) % size})
+    for key in [*nodes][[*nodes].index(name) + 1 :]:
+        site, other = tracked.nodes[key], changed.nodes[key]
+        if site["type"] == "sample" and not site_is_subsample(site):
+            log_prob = site["fn"].log_prob(site["value"])
+            plain = extract_provenance(log_prob)[0]
+            if not torch.equal(plain, other["fn"].log_prob(other["value"])):
+                refuse_lost(key, name, site["fn"], log_prob, name)
+
+
+def refuse_lost(site: str, labels: str, fn: Any, log_prob: Any, drawn: str) -> None:
+    """Refuse a log-probability that depends on labels without provenance of their draw."""
+    if drawn in get_provenance(log_prob):
+        return
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    cause = (
+        "assignments such as out[i] = y, NumPy, tolist() and torch.vmap lose it; indexing, gather, "
+        "torch.where and stack keep it"
+    )
+    if any(isinstance(v, Tensor) and drawn in get_provenance(v) for v in vars(fn).values()):
+        cause = f"its distribution {type(fn).__name__} loses it: use Trace_ELBO"
+    raise ValueError(
+        f"site {site!r} depends on the labels {labels!r}, but Pyro has lost track of it, and "
+        f"TraceGraph_ELBO would be biased: {cause}"
+    )

@@ -15,7 +15,7 @@ from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, written_out
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_label_range, check_labels
-from pyro_nmm.models.plates import OneEvent, check_plates
+from pyro_nmm.models.plates import OneEvent, check_plates, is_prediction
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.marginals import spread
 from pyro_nmm.provenance import untracked
@@ -73,7 +73,7 @@ def nmm(
     nodes' labels are drawn given the choices and labels of the rows, as in
     :meth:`NeighborMixture.condition` with equal weights; ``WeighedPredictive`` has exact weights.
     After MCMC give it draws of ``c`` too, by ``save_params`` of
-    :class:`~pyro_nmm.guides.FieldGibbs`: without them Pyro draws choices that have seen no label.
+    :class:`~pyro_nmm.guides.FieldGibbs`: choices that have seen no label are refused.
 
     >>> from functools import partial
     >>> from pyro.infer import Predictive
@@ -128,6 +128,11 @@ def nmm(
                 return pyro.sample("y", _of_all(of_rows, z).to_event(1), obs=obs)
             z = pyro.sample("z", Dirichlet(alpha).to_event(1), **site)
         c = pyro.sample("c", NeighborChoice(rows, of_rows.logits), **site)
+        if predict and obs is not None and event.from_prior and is_prediction():
+            raise ValueError(
+                "predict would draw labels given choices that have seen none: give Predictive a "
+                'guide, or draws of "c" by MCMC(FieldGibbs(model), ..., save_params=[..., "c"])'
+            )
         if event.fixed and collapsed and channel.certain:
             # A guide leaves the labels that it drew the choices for in this site.
             unknown = Delta(torch.full_like(c, -1), event_dim=1).mask(False)

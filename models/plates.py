@@ -12,15 +12,19 @@ from typing import Any
 
 import pyro
 import torch
+from pyro.poutine import infer_config
+from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.indep_messenger import IndepMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.runtime import _PYRO_STACK, get_plates
+from pyro.poutine.util import site_is_subsample
 from torch import Size, Tensor
 
 from pyro_nmm import NeighborChoice, Neighborhood
-from pyro_nmm.arguments import check_each_call, check_integers, expect
+from pyro_nmm.arguments import as_expected, check_each_call, check_integers, check_range, expect
+from pyro_nmm.consumers import PREDICTIVE, consumer
 
 #: Plates that Pyro makes for copies of a whole program.
 COPIES = ("num_particles_vectorized", "num_sleep_particles_vectorized", "_num_predictive_samples")
@@ -31,6 +35,7 @@ class OneEvent(Messenger):
 
     fixed = False  #: whether ``Predictive`` gives the choices
     forgotten = False  #: whether the labels that they were drawn for are lost
+    from_prior = False  #: whether the choices were drawn here
     drawn = False  #: whether the labels were drawn
 
     def __init__(self, rows: Neighborhood, batch_shape: Size) -> None:
@@ -62,6 +67,7 @@ class OneEvent(Messenger):
                 here = f"observed selects {self.num_rows} here: give model and guide the same mask"
                 raise ValueError(f"site {name!r} has {size} nodes from the guide, but {here}")
         if site == "c":
+            self.from_prior = not (msg["is_observed"] or msg["done"])
             self.fixed = msg["is_observed"] and msg["mask"] is False  # by Predictive
         self.drawn = site == "y" and not msg["is_observed"]
         if self.drawn and (self.forgotten or _given_choices(name)):
@@ -74,6 +80,12 @@ class OneEvent(Messenger):
         counted = any(isinstance(h, ReplayMessenger) or _copies(h) for h in _PYRO_STACK)
         if counted and not msg["stop"]:
             _check_owned(msg, self.batch_shape)
+
+
+def is_prediction() -> bool:
+    """Whether ``Predictive`` runs the program with samples, after a run without any."""
+    given = (h for h in _PYRO_STACK if isinstance(h, ConditionMessenger))
+    return any(given) and consumer(*PREDICTIVE) is not None
 
 
 def kind_of(name: str) -> str:
@@ -108,20 +120,43 @@ def _watched(plate: IndepMessenger, msg: Any) -> None:
         check_site(msg)
 
 
-def check_site(msg: Any) -> None:
-    """Refuse a site with a dimension of no plate, which counts copies of the program repeatedly."""
+class AgreedSubsamples(Messenger):
+    """Refuses a plate with a subsample of its own, where a guide has drawn another one."""
+
+    def __init__(self, indices: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.indices = indices
+
+    def _pyro_sample(self, msg) -> None:
+        name, own = msg["name"], msg["value"]
+        if site_is_subsample(msg) and own is not None and name in self.indices:
+            other = self.indices[name]
+            if len(own) != len(other) or not torch.equal(torch.as_tensor(own).to(other), other):
+                raise ValueError(
+                    f"plate {name!r} of the model has a subsample= of its own, but the guide drew "
+                    f"another one, so its parameters would be fitted to other elements: make one "
+                    f"plate for both, in the guide by the same pyro.plate({name!r}, ..., "
+                    f"subsample=...), in an autoguide by create_plates=, which returns it"
+                )
+
+
+def check_site(msg: Any, first: int | None = None) -> None:
+    """Refuse a site with a dimension of no plate, which counts copies of the program repeatedly.
+
+    :param first: the rightmost dimension of enumerated sites, if a run had any.
+    """
     batch, value = getattr(msg["fn"], "batch_shape", None), msg["value"]
     if batch is None or msg["stop"]:
         return
     event_dim = msg["fn"].event_dim
     if isinstance(value, Tensor):
         batch = torch.broadcast_shapes(batch, value.shape[: max(0, value.dim() - event_dim)])
-    _check_owned(msg, batch)
+    _check_owned(msg, batch if first is None else batch[first + 1 :])
 
 
 def _check_owned(msg: Any, batch: Size) -> None:
     """Refuse a batch shape with a dimension that belongs to no plate and is not enumerated."""
-    frames = {frame.dim for frame in msg["cond_indep_stack"]}
+    frames = {frame.dim for frame in (*msg["cond_indep_stack"], *get_plates())}
     enums = [h.first_available_dim for h in _PYRO_STACK if isinstance(h, EnumMessenger)]
     first = max((-1 if dim is None else dim for dim in enums), default=-inf)
     dims = [d for d in range(-len(batch), 0) if batch[d] > 1 and d not in frames and d > first]
@@ -164,8 +199,8 @@ def check_plates(rows: Neighborhood, batch_shape: Size, latent: bool = False) ->
 
 
 def node_plate(
-    hood: Neighborhood, y: Tensor, observed: Tensor | None = None, *, name: str = "nodes",
-    subsample_size: int | None = None, dim: int | None = None,
+    hood: Neighborhood, y: Tensor, observed: Tensor | None = None, *, index: Tensor | None = None,
+    name: str = "nodes", subsample_size: int | None = None, dim: int | None = None,
 ) -> AbstractContextManager[tuple[Tensor, Tensor]]:  # fmt: skip
     r"""A ``pyro.plate`` over nodes, for sites :math:`x_i \sim p(x_i \mid y_i)` below their labels.
 
@@ -183,25 +218,55 @@ def node_plate(
     >>> pyro.poutine.trace(model).get_trace().nodes["x"]["value"].shape
     torch.Size([2])
 
+    **Long format.** With an ``index`` it is a plate over :math:`M` measurements, some nodes with
+    several and some with none: :math:`x_m \sim p(x_m \mid y_{i(m)})`.
+
+    >>> index, x = torch.tensor([0, 0, 3]), torch.tensor([-1.2, -0.8, 1.1])
+    >>> def model():
+    ...     y = nmm(hood, torch.ones(4, 2), torch.zeros(hood.num_edges), collapsed=True)
+    ...     with node_plate(hood, y, index=index) as (rows, y):
+    ...         pyro.sample("x", dist.Normal(2.0 * y - 1, 1.0), obs=x[rows])
+    >>> pyro.poutine.trace(model).get_trace().nodes["x"]["value"].shape
+    torch.Size([3])
+
     :param Tensor y: ``(..., n)`` labels, as ``nmm`` returns them.
     :param Tensor observed: ``(N,)`` boolean mask of their nodes, as for ``nmm``.
+    :param Tensor index: ``(M,)`` node ids of measurements, default one of each node.
     :param str name: of the plate, another one for each plate of a program.
-    :param int subsample_size: number ``k`` of nodes in a subsample, default all.
+    :param int subsample_size: number ``k`` of nodes or measurements in a subsample, default all.
     :param int dim: of the plate, as for ``pyro.plate``.
-    :return: node ids ``(k,)`` in the plate, and labels with the nodes in its dimension.
-    :raises ValueError: for labels of other nodes, or with a batch where the plate stands.
+    :return: node ids ``(k,)`` in the plate, or numbers of measurements with an ``index``; and their
+        labels, with the nodes in the plate's dimension.
+    :raises ValueError: for labels of other nodes, an index of nodes that ``observed`` leaves out,
+        or labels with a batch where the plate stands.
     """
     rows = hood.restrict(observed)
     expect("y", y, ("...", rows.num_rows), kind="labels", like=hood, note="one label per node")
     check_each_call("y", y, lambda value: value >= 0, "hold labels from 0 on")
+    places, numbers = torch.arange(rows.num_rows, device=hood.device), rows.nodes
+    if index is not None:
+        index = as_expected("index", index, ("M",), kind="ids", like=hood)
+        check_range("index", index, hood.num_nodes)
+        row_of = torch.full((hood.num_nodes,), -1, device=hood.device)
+        places = row_of.index_copy(0, rows.nodes, places).index_select(0, index)
+        if (places < 0).any():
+            node = int(index[places < 0][0])
+            raise ValueError(f"index has node {node}, which observed leaves out: select it there")
+        numbers = torch.arange(len(index), device=hood.device)
     if subsample_size is not None:
         check_integers(1, subsample_size=subsample_size)
-    return _labels_in_plate(pyro.plate(name, rows.num_rows, subsample_size, dim=dim), rows, y)
+        if subsample_size > len(places):
+            what = f"the {len(places)} {'nodes' if index is None else 'measurements'}"
+            raise ValueError(f"subsample_size must be at most {what}, got {subsample_size}")
+    plate = pyro.plate(name, len(places), subsample_size, dim=dim)
+    return _labels_in_plate(plate, places, numbers, y)
 
 
 @contextmanager
-def _labels_in_plate(plate: Any, rows: Neighborhood, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    with plate as places:
+def _labels_in_plate(
+    plate: Any, places: Tensor, numbers: Tensor, y: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    with plate as part:
         place = plate.dim - 1
         y = y.reshape(*[1] * (-place - y.dim()), *y.shape)
         if y.shape[place] != 1:
@@ -209,4 +274,11 @@ def _labels_in_plate(plate: Any, rows: Neighborhood, y: Tensor) -> Iterator[tupl
                 f"y has {y.shape[place]} elements in dimension {plate.dim}, the dimension of plate "
                 f"{plate.name!r}: give this plate a dimension of its own by dim="
             )
-        yield rows.nodes[places], y.squeeze(place).index_select(-1, places).movedim(-1, plate.dim)
+        # For guides that compute the evidence of labels.
+        with infer_config(config_fn=partial(_with_places, plate.name, places)):
+            y = y.squeeze(place).index_select(-1, places[part]).movedim(-1, plate.dim)
+            yield numbers[part], y
+
+
+def _with_places(name: str, places: Tensor, site: Any) -> dict:
+    return {"nodes": {**site["infer"].get("nodes", {}), name: places}}

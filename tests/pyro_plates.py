@@ -110,10 +110,10 @@ def summed():
     program.evidence = lambda: evidence
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_program(program.model, program.guide, num_runs=8)
+        check_program(program.model, program.guide)
         program.below = lambda y: dist.Normal(y.sum().double(), 1.0)
         with pytest.raises(ValueError, match=r"'x' .* reads values of another particle.*sum\(-1\)"):
-            check_program(program.model, program.guide, num_runs=8)
+            check_program(program.model, program.guide)
 
 
 @row("batch dimension, no plate", "batch dimension, other plate")
@@ -135,7 +135,7 @@ def alone(name):
 def parameter_of_each_label():
     """Of particles that have one each."""
     program = Located()
-    check_program(program.model, program.guide, num_runs=8)
+    check_program(program.model, program.guide)
 
 
 @row("AutoGuideList", "easy_guide")

@@ -455,7 +455,7 @@ def test_programs_pass_the_check(name):
     estimator = Chains() if name == "two_fields_of_one_site" else "reward_to_go"
     guide = guide_of(name, estimator=estimator)
     guide()
-    check_program(PROGRAMS[name][0], guide, num_runs=8)
+    check_program(PROGRAMS[name][0], guide)
 
 
 def losses(model, guide, number):

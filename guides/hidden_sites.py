@@ -1,0 +1,111 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Sites that ``poutine.block`` hides inside of a program, where no handler around it sees them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pyro.distributions import Independent
+from pyro.poutine import Trace
+from pyro.poutine.block_messenger import BlockMessenger
+from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+
+def is_enumerated(site: Any) -> bool:
+    """Whether a latent site is to be enumerated in the model, so that no guide draws it."""
+    return site["infer"].get("enumerate") == "parallel" and not site["is_observed"]
+
+
+@contextmanager
+def through_blocks(see: Callable[[Any], None] = lambda site: None) -> Iterator[None]:
+    """Let enumerated sites pass the blocks inside, and ``see`` other sites that these hide."""
+    depth, process = len(_PYRO_STACK), BlockMessenger._process_message
+
+    def before(block: BlockMessenger, site: Any) -> None:
+        process(block, site)
+        inside = any(each is block for each in _PYRO_STACK[depth:])
+        if inside and site["type"] == "sample" and is_enumerated(site):
+            site["stop"] = False
+
+    def after(block: BlockMessenger, site: Any) -> None:
+        inside = any(each is block for each in _PYRO_STACK[depth:])
+        latent = site["type"] == "sample" and not (site["is_observed"] or site_is_subsample(site))
+        if inside and latent and site["stop"]:
+            see(site)
+
+    # Of the class, because a program may make its blocks while it runs. Pyro's stack is one for
+    # all threads, too.
+    BlockMessenger._process_message = before  # type: ignore[method-assign]
+    BlockMessenger._postprocess_message = after  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        BlockMessenger._process_message = process  # type: ignore[method-assign]
+        del BlockMessenger._postprocess_message
+
+
+def check_hidden(run: Callable[[dict[str, Tensor]], Trace], sums: Sequence[str] = ()) -> None:
+    """Refuse a program with hidden draws that its fields or its data depend on.
+
+    :param sums: names of enumerated sites, which other sites may depend on, but no field.
+    """
+    hidden: list[str] = []
+    with through_blocks(lambda site: hidden.append(site["name"])):
+        first = run({})
+    if not hidden and not sums:
+        return
+    fixed = {name: site["value"] for name, site in first.iter_stochastic_nodes()}
+
+    def draw_another(site: Any) -> None:
+        with torch.random.fork_rng(devices=[]):  # dropout is that of the first run
+            site["value"] = _another(site["fn"], site["value"])
+
+    for names in (hidden, sums):
+        if not names:
+            continue
+        more = {name: _another(first.nodes[name]["fn"], fixed[name]) for name in sums}
+        with through_blocks(draw_another if names is hidden else lambda site: None):
+            second = run(fixed | (more if names is sums else {}))
+        for name, site in _sites(first):
+            field = "nmm" in site["infer"]
+            changes = name in second and _differ(site, second.nodes[name])
+            if changes and names is hidden:
+                raise ValueError(
+                    f"poutine.block hides random sites {names} from the guide, and the "
+                    f"log-probability of site {name!r} depends on them: leave them visible, or "
+                    f'sum discrete ones out by infer={{"enumerate": "parallel"}}'
+                )
+            if changes and field:
+                raise ValueError(
+                    f"the field of site {name!r} depends on the enumerated sites {names}: a guide "
+                    f"can sum out such sites below labels only, so sample them in a guide by hand"
+                )
+
+
+def _sites(trace: Trace) -> Iterator[tuple[str, Any]]:
+    for name, site in trace.nodes.items():
+        if site["type"] == "sample" and not site_is_subsample(site):
+            yield name, site
+
+
+def _differ(first: Any, second: Any) -> bool:
+    pair = [site["fn"].log_prob(site["value"]) for site in (first, second)]
+    return pair[0].shape != pair[1].shape or not torch.allclose(*pair, equal_nan=True)
+
+
+def _another(fn: Any, value: Tensor) -> Tensor:
+    """Another value: in a finite support the next one, because a draw may be the same."""
+    while isinstance(fn, Independent):
+        fn = fn.base_dist
+    if not fn.support.is_discrete:
+        return fn().expand(value.shape)
+    if not getattr(fn, "has_enumerate_support", False) or fn.event_dim:
+        return value + 1
+    support = fn.enumerate_support(expand=False).flatten().to(value)
+    place = (support == value.unsqueeze(-1)).long().argmax(-1)
+    return support[(place + 1) % len(support)]
