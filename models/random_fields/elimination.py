@@ -32,7 +32,8 @@ def log_sum(
     if num_classes**width > MAX_TABLE:
         raise ValueError(
             f"the exact sum needs a table of {num_classes}^{width} entries, past {MAX_TABLE}: use "
-            f"log_potential, which needs no normalizer, or annealed_log_normalizer"
+            f"log_potential, which needs no normalizer, annealed_log_normalizer of a PairwiseMRF "
+            f"without batch, or for marginals and samples pyro_nmm.guides.fit_mixture"
         )
     second = edges[1].tolist()
     table = unary.new_zeros(torch.broadcast_shapes(unary.shape[:-2], pairwise.shape[:-3]))

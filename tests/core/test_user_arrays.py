@@ -116,7 +116,7 @@ OF_NUMBERS = {
     "potts": lambda as_: potts(PAIRS, 0.3, as_(SCORES)).unary,
     "ising_posterior": lambda as_: ising_posterior(as_(SCORES)).unary,
     "local_logits": lambda as_: FIELD.local_logits(as_(SCORES)),
-    "annealing": lambda as_: annealed_log_normalizer(FIELD, as_(SCORES.exp()), num_steps=2)[0],
+    "annealing": lambda as_: annealed_log_normalizer(FIELD, as_(SCORES.exp()), num_steps=200)[0],
     "mean_field": lambda as_: mean_field(FIELD, as_(torch.ones(1, 4, 2) / 2), num_random=0).losses,
     "NormalEmission": lambda as_: field_of(NormalEmission(2), as_(FEATURES)),
     "PoissonEmission": lambda as_: field_of(PoissonEmission(2), as_(COUNTS)),

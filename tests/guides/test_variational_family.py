@@ -22,7 +22,15 @@ from pyro_rows import inside, vectorized
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import FieldGuide, MixtureGuide, density, fit_mixture, mean_field
-from pyro_nmm.models import FreeNMM, PairwiseMRF, coarse_to_fine, grid_edges, ising, potts
+from pyro_nmm.models import (
+    FreeNMM,
+    MarginalField,
+    PairwiseMRF,
+    coarse_to_fine,
+    grid_edges,
+    ising,
+    potts,
+)
 
 
 def rows_of(height, width):
@@ -375,6 +383,31 @@ def test_fit_beats_mean_field():
         independent.marginals - truth
     ).abs().mean()
     assert len(losses) == 175  # the other start had 25
+
+
+@pytest.mark.parametrize("kind", ["fit", "guide", "half"])
+def test_labels_that_cannot_be(kind):
+    """A fit with the cure of the warning is far below the mean field."""
+    edges, unary = grid_edges(2, 3), torch.randn(6, 2)
+    hood = Neighborhood(torch.cat([edges, edges.flip(0)], 1), 6)
+    unary[1, 0] = unary[4, 1] = -1e4
+    field = potts(edges, 1.0, unary)
+    calls = {
+        "fit": lambda: fit_mixture(field, hood, num_steps=2),
+        "guide": lambda: FieldGuide(hood, FreeNMM(hood, 2), field),
+        "half": lambda: fit_mixture(half, hood.subgraph(half.nodes), num_steps=2),
+    }
+    half = MarginalField(field, torch.tensor([True, True, False, False, True, True]))
+    with pytest.warns(UserWarning, match=r"terms 10...? nats apart: .* 100 less than the largest"):
+        calls[kind]()
+    if kind == "fit":
+        torch.manual_seed(0)
+        field = potts(edges, 1.0, unary.clamp(min=-100))
+        mix, _ = fit_mixture(field, hood, num_steps=150, lr=0.1)
+        everything = labellings(6)
+        log_prob = mix.log_prob(everything)
+        divergence = (log_prob.exp() * (log_prob - field.log_prob(everything))).sum()
+        assert divergence < 0.5 * (mean_field(field).losses[0] + field.log_normalizer())
 
 
 def test_one_network_for_many_fields():
