@@ -184,6 +184,10 @@ def as_edge_index(
     edge_index: Any, num_nodes: int, num_sources: int | None = None, like: Any = None
 ) -> Tensor:
     """Edges that :func:`check_edge_index` accepts, of arrays and lists too, as ``torch.long``."""
+    if hasattr(edge_index, "to_directed") and hasattr(edge_index, "nodes"):
+        cure = "torch.tensor(list(graph.to_directed().edges())).T, if its nodes are 0..N-1: "
+        cure += "networkx.relabel_nodes(graph, {name: number}) numbers them"
+        raise ValueError(f"edge_index must hold pairs of node ids, got {edge_index}: pass {cure}")
     edge_index = as_tensor("edge_index", edge_index, None if like is None else like.device)
     check_edge_index(edge_index, num_nodes, num_sources)
     return edge_index.long()

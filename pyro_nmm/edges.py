@@ -4,7 +4,8 @@
 """Graphs and values of edges as users have them, from PyG, SciPy, NetworkX, pandas or arrays."""
 
 import copy
-from numbers import Real
+from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,13 @@ from pyro_nmm.neighborhood import Neighborhood, edges_between
 _ENDS = ["source", "target"]
 
 
-def edges_of(graph: Any) -> tuple[Tensor, int | None]:
+def edges_of(graph: Any, rows: Any = None) -> tuple[Tensor, int | None]:
     """Pairs of a source and a target ``(2, E)``, and the number of nodes if the graph has one.
 
     :param graph: PyG's ``Data``; a sparse ``(N, N)`` matrix, each of whose stored entries is an
-        edge in both directions, whatever its value; a NetworkX graph of the nodes ``0..N - 1``; a
-        data frame with the columns ``source`` and ``target``; a neighborhood; or an edge_index.
+        edge in both directions, whatever its value; a neighborhood; an edge_index; or of row
+        numbers, or names in the index of ``rows``, a NetworkX graph, or a data frame with the
+        columns ``source`` and ``target``.
     """
     size = None
     if isinstance(graph, Neighborhood):
@@ -44,13 +46,13 @@ def edges_of(graph: Any) -> tuple[Tensor, int | None]:
     elif hasattr(graph, "tocoo"):
         edges, size = _of_sparse(graph), graph.shape[0]
     elif hasattr(graph, "is_directed") and hasattr(graph, "nodes"):
-        edges, size = _of_networkx(graph), len(graph)
+        edges, size = _of_networkx(graph, rows)
     elif hasattr(graph, "columns"):
         if not set(_ENDS) <= set(graph.columns):
             some = f"{list(graph.columns)[:8]}"
             cure = "rename two columns, or pass graph.to_numpy() if it holds an edge_index"
             raise ValueError(f"graph must have the columns source and target, got {some}: {cure}")
-        edges = as_tensor("source and target of graph", graph[_ENDS].to_numpy().T)
+        edges = _of_frame(graph[_ENDS].to_numpy().T, rows)
     elif isinstance(graph, Tensor | np.ndarray | list):
         edges = as_tensor("graph", graph)
     else:
@@ -80,14 +82,34 @@ def _of_sparse(graph: Any) -> Tensor:
     return to_undirected(from_scipy_sparse_matrix(graph)[0].long(), num_nodes=graph.shape[0])
 
 
-def _of_networkx(graph: Any) -> Tensor:
-    strange = set(graph.nodes) ^ set(range(len(graph)))
-    if strange:
-        cure = "networkx.convert_node_labels_to_integers(graph) numbers them in their order"
-        got = next((node for node in graph.nodes if node in strange), None)
-        raise ValueError(f"graph must have the nodes 0..{len(graph) - 1}, got {got!r}: {cure}")
-    edges = torch.tensor(list(graph.edges()), dtype=torch.long).reshape(-1, 2).T
-    return edges if graph.is_directed() else torch.cat([edges, edges.flip(0)], 1)
+def _of_networkx(graph: Any, rows: Any) -> tuple[Tensor, int]:
+    place = _places(graph.nodes, rows) or {number: number for number in range(len(graph))}
+    if strange := [node for node in graph.nodes if node not in place]:
+        must = f"the nodes 0..{len(graph) - 1}, which are rows, or names in the index of a frame"
+        cure = "networkx.relabel_nodes(graph, {name: row}) with the row of each name"
+        raise ValueError(f"graph must have {must}, got {strange[0]!r}: {cure}")
+    pairs = [(place[i], place[j]) for i, j in graph.to_directed().edges()]
+    return torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T, len(place)
+
+
+def _of_frame(ends: np.ndarray, rows: Any) -> Tensor:
+    if place := _places(ends.ravel().tolist(), rows):
+        return torch.tensor([[place[name] for name in side] for side in ends.tolist()])
+    return as_tensor("source and target of graph, rows or names in the index of a frame,", ends)
+
+
+def _places(nodes: Iterable, rows: Any) -> dict[Any, int]:
+    """Row of each name in the index of ``rows``, if nodes are names there; else nothing."""
+    index = getattr(rows, "index", ())
+    place = {} if callable(index) else {name: row for row, name in enumerate(index)}
+    moved = [node for node in nodes if place.get(node) != node]
+    if not moved or not set(nodes) <= place.keys() or len(place) < len(index):
+        return {}  # row numbers, or a name that none or several rows have
+    if set(nodes) <= set(range(len(place))):
+        got = f"node {moved[0]!r}, a row number and the index of row {place[moved[0]]}"
+        cure = "number rows by .reset_index(drop=True), and nodes by networkx.relabel_nodes"
+        raise ValueError(f"graph has {got}: {cure}(graph, {{name: row}})")
+    return place
 
 
 def edge_values(
@@ -145,4 +167,6 @@ def edge_values(
         cure = "give reduce, 'sum' for attention or weights, 'mean' for logits"
         raise ValueError(f"edge_index lists the edge {edge} {most} times: {cure}")
     ordered = scatter(values, place, -1, hood.num_edges, reduce or "sum")
-    return ordered if fill_value is None else ordered.masked_fill(lost, fill_value)
+    if fill_value is None or isinstance(fill_value, Integral):
+        return ordered.masked_fill(lost, fill_value or 0)
+    return torch.where(lost, float(fill_value), ordered)

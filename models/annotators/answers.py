@@ -208,7 +208,7 @@ def known_labels(
 
 def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
     """Edges and the number of nodes of a graph that is no neighborhood."""
-    edges, size = edges_of(graph)
+    edges, size = edges_of(graph, None if is_long(answers) else answers)
     if size is not None:
         return edges, size
     top = int(edges.max()) if edges.numel() else -1

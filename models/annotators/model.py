@@ -103,7 +103,8 @@ class Annotators:
         """Fit the model, and pool the answers about each node with its neighbours and its features.
 
         :param graph: a neighborhood of your choice; or PyG's ``Data``, an ``edge_index``, a sparse
-            matrix of edges, or a NetworkX graph, whose sources are then nodes within two hops.
+            matrix of edges, or a NetworkX graph of row numbers or names in the index of
+            ``answers``, whose sources are then nodes within two hops.
         :param answers: ``(N, M)`` integers or text, -1, NaN or masked if missing: a tensor, an
             array, or a data frame with a column for each annotator. With the columns ``task``,
             ``worker`` and ``label`` it has a row for each answer, and node ids as tasks.

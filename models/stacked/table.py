@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.utils import cumsum
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.arguments import as_set, as_tensor, check_edge_index, expect, is_kind
+from pyro_nmm.arguments import as_edge_index, as_set, as_tensor, expect, is_kind
 from pyro_nmm.concentrations import in_single
 from pyro_nmm.graph_arguments import check_all_rows, check_hood, check_label_range
 from pyro_nmm.labels import in_label_order
@@ -194,11 +194,10 @@ def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tenso
     :raises ValueError: for other shapes or numbers, and if the two are not the same edges.
     """
     check_all_rows(hood)
-    edge_index = as_tensor("edge_index", edge_index, hood.device)
+    edge_index = as_edge_index(edge_index, hood.num_nodes, like=hood)
     edge_weight = as_tensor("edge_weight", edge_weight, hood.device)
-    check_edge_index(edge_index, hood.num_nodes)
     _check_weights(edge_weight, edge_index.shape[1], "one for each edge of edge_index")
-    place, loop = edges_between(hood, *edge_index.long()), hood.source == hood.target
+    place, loop = edges_between(hood, *edge_index), hood.source == hood.target
     weight = edge_weight.new_zeros(hood.num_edges).index_add(0, place.clamp(min=0), edge_weight)
     weighted = weight > 0
     if (place < 0).any() or (~weighted & (hood.source < hood.num_nodes) & ~loop).any():

@@ -108,8 +108,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         :param y: ``(n,)`` labels of one type; -1, NaN, None or masked for rows without a label.
         :param graph: in the place of nearest neighbours, edges between rows: ``(2, E)`` pairs
             (source, target), or a sparse ``(n, n)`` matrix, each of whose stored entries is an edge
-            in both directions, zeros too. Also PyG's ``Data``, a NetworkX graph of ``0..n - 1``, or
-            a data frame of ``source`` and ``target``. New rows can then not be predicted.
+            in both directions, zeros too. Also PyG's ``Data``, or a NetworkX graph or a data frame
+            of ``source`` and ``target``, whose nodes are ``0..n - 1`` or names in the index of the
+            data frame ``X``. New rows can then not be predicted.
         :raises ValueError: for rows, labels or options that do not fit.
 
         Cost: ``cv + 1`` fits of the classifier, nearest neighbours, and time linear in the edges.
@@ -273,7 +274,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             nearest = min(self.n_neighbors, size - 1)
             self._neighbors = _finder(self.neighbors, nearest, self.metric, X)
             graph = _graph_of(self._neighbors, X, default=self.neighbors is None)
-        edges, number = edges_of(graph)
+        edges, number = edges_of(graph, X)
         if number not in (None, size):
             raise ValueError(f"graph must have {size} nodes, one for each row of X, got {number}")
         return edges

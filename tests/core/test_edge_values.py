@@ -3,6 +3,7 @@
 
 """Values of PyG's edges in the order of a neighbourhood."""
 
+import numpy as np
 import pytest
 import torch
 from graphs import shared_sources
@@ -33,6 +34,21 @@ def test_batches_and_gradients():
     assert torch.equal(found, torch.stack([OWN, -OWN]).masked_fill(LOOP, 0))
     found.sum().backward()
     assert torch.equal(leaf.grad, torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize("fill", [0.5, -torch.inf, 0.0, np.float32(0.5)])
+def test_integers_and_a_fill_that_is_none(dtype, fill):
+    found = edge_values(HOOD, EDGES, VALUES.to(dtype), fill_value=fill)
+    wanted = edge_values(HOOD, EDGES, VALUES.to(dtype).float(), fill_value=fill)
+    assert found.dtype == torch.get_default_dtype()
+    assert torch.equal(found, wanted.to(found))
+
+
+def test_integers_stay_integers():
+    assert edge_values(HOOD, EDGES, VALUES.long(), fill_value=-1).tolist() == [
+        -1 if loop else own for loop, own in zip(LOOP.tolist(), OWN.long().tolist(), strict=True)
+    ]
 
 
 def test_edges_that_are_listed_twice():

@@ -11,8 +11,9 @@ import torch
 from scipy.sparse import coo_array, csr_matrix
 from torch_geometric.data import Data, HeteroData
 
-from pyro_nmm import Neighborhood, sources
+from pyro_nmm import Neighborhood, edge_values, sources
 from pyro_nmm.edges import edges_of
+from pyro_nmm.models import edge_weights
 
 ONE_WAY = torch.tensor([[0, 1, 3], [1, 2, 0]])
 EDGES = torch.cat([ONE_WAY, ONE_WAY.flip(0)], 1)
@@ -67,9 +68,13 @@ def test_the_same_edges(graph, size):
         (EDGES.T, r"graph must have shape \(2, E\), got \(6, 2\): pass its transpose"),
         (torch.eye(4).to_sparse(), "graph must hold pairs of node ids, got a sparse matrix"),
         (EDGES.double(), "graph must hold integers"),
-        (nx.relabel_nodes(GRAPH, {0: "a"}), "nodes 0..3, got 'a': networkx.convert_node_labels"),
+        (nx.relabel_nodes(GRAPH, {0: "a"}), "nodes 0..3, .* got 'a': networkx.relabel_nodes"),
+        (nx.relabel_nodes(GRAPH, {0: 4}), "nodes 0..3, .* got 4: networkx.relabel_nodes"),
         (pd.DataFrame(EDGES.T.numpy()), r"columns source and target, got \[0, 1\]"),
-        (pd.DataFrame({"source": ["a"], "target": ["b"]}), "source and target of graph must be"),
+        (
+            pd.DataFrame({"source": ["a"], "target": ["b"]}),
+            "source and target of graph, rows or names in the index",
+        ),
         (Data(num_nodes=4), "graph has no edge_index"),
         (HeteroData(), "graph must be PyG's Data, .* got .*HeteroData"),
         (sources.grid(2, 2, stride=1), "graph must hold edges between all of its nodes"),
@@ -79,3 +84,77 @@ def test_the_same_edges(graph, size):
 def test_what_is_refused(graph, match):
     with pytest.raises(ValueError, match=match):
         edges_of(graph)
+
+
+NAMES = ["d", "a", "c", "b"]  # of rows
+NAMED = nx.relabel_nodes(GRAPH, dict(enumerate(NAMES)))
+BOTH = pd.DataFrame({"source": EDGES[0], "target": EDGES[1]})
+
+
+def rows(index):
+    return pd.DataFrame({"x": range(4)}, index=index)
+
+
+def by_row(graph, data):
+    edges, size = edges_of(graph, data)
+    assert size in (None, 4)
+    return Neighborhood(edges, 4).source.tolist()
+
+
+@pytest.mark.parametrize(
+    "index",
+    [NAMES, [7, 3, 9, 5], [1, 2, 3, 4], [(0, 0), (1, 0), (0, 1), (1, 1)], [0.5, 1.5, 2.5, 3.5]],
+)
+def test_names_in_an_index(index):
+    """Nodes are rows of their names, whatever the order of the graph's nodes."""
+    wanted = Neighborhood(EDGES, 4).source.tolist()
+    names = dict(enumerate(index))
+    graph = nx.relabel_nodes(GRAPH, names)
+    data = rows(pd.Index(index, tupleize_cols=False))
+    assert by_row(graph, data) == wanted
+    assert by_row(graph.to_directed(), data["x"]) == wanted
+    listed = pd.DataFrame([[names[i], names[j]] for i, j in EDGES.T.tolist()], columns=[*BOTH])
+    assert by_row(listed, data) == wanted
+    if index != [1, 2, 3, 4]:  # 1, 2 and 3 may be rows
+        graph.remove_node(names[3])  # a row without edges is no node of many graphs
+        rest = EDGES[:, (EDGES != 3).all(0)]
+        assert by_row(graph, data) == Neighborhood(rest, 4).source.tolist()
+
+
+def test_cure_of_names():
+    """The error's cure gives the edges between rows, without an index and with any."""
+    numbers = {name: row for row, name in enumerate(NAMES)}
+    for data in (None, np.zeros(4), NAMES, rows(range(4)), rows([*"wxyz"]), rows([*"aabc"])):
+        with pytest.raises(ValueError, match=r"relabel_nodes\(graph, {name: row}\) with the row"):
+            edges_of(NAMED, data)
+        cured = nx.relabel_nodes(NAMED, numbers)
+        assert by_row(cured, data) == Neighborhood(EDGES, 4).source.tolist()
+
+
+@pytest.mark.parametrize(
+    ("graph", "index"), [(GRAPH, [2, 0, 1, 3]), (BOTH, [2, 0, 1, 3]), (BOTH[:2], [1, 0, 2, 5])]
+)
+def test_rows_or_names(graph, index):
+    """Numbers that are rows and other rows' names are refused, until the index is the rows'."""
+    with pytest.raises(ValueError, match=r"a row number and the index of row .*reset_index\(drop"):
+        edges_of(graph, rows(index))
+    edges = edges_of(graph, rows(index).reset_index(drop=True))[0]
+    assert torch.equal(edges, edges_of(graph)[0])
+
+
+def test_a_graph_of_networkx_as_an_edge_index():
+    """The cure of the error."""
+    wanted = Neighborhood(EDGES, 4).source
+    for graph in (GRAPH, GRAPH.to_directed(), nx.MultiGraph(GRAPH), NAMED):
+        for call in (
+            lambda graph=graph: Neighborhood(graph, 4),
+            lambda graph=graph: edge_weights(Neighborhood(EDGES, 4), graph, torch.ones(6)),
+            lambda graph=graph: edge_values(Neighborhood(EDGES, 4), graph, torch.ones(6)),
+        ):
+            with pytest.raises(
+                ValueError, match=r"edge_index must hold pairs .*Graph with 4 nodes"
+            ):
+                call()
+        graph = nx.relabel_nodes(graph, {name: number for number, name in enumerate(NAMES)})
+        edges = torch.tensor(list(graph.to_directed().edges())).T
+        assert torch.equal(Neighborhood(edges, 4).source, wanted)

@@ -262,3 +262,16 @@ def test_graphs_of_any_library(graph):
         torch.manual_seed(0)
         sources.append(Annotators(3).fit(edges, TABLE, **SHORT).field.hood.source)
     assert torch.equal(*sources)
+
+
+def test_names_of_rows():
+    """Nodes of a graph are rows of a wide frame by their names."""
+    graph = nx.relabel_nodes(nx.Graph([*EDGES.T.tolist()][::-1]), dict(enumerate(IDS)))
+    sources = []
+    for edges, table in ((EDGES, TABLE), (graph, pd.DataFrame(TABLE, index=IDS))):
+        torch.manual_seed(0)
+        sources.append(Annotators(3).fit(edges, table, **SHORT).field.hood.source)
+    assert torch.equal(*sources)
+    for table in (TABLE, long()):
+        with pytest.raises(ValueError, match=r"got 'n\d+': networkx.relabel_nodes\(graph, {name"):
+            Annotators(3).fit(graph, table, **SHORT)

@@ -209,6 +209,24 @@ def test_graphs(fitted):
         assert torch.equal(fit_few(graph=graph).hood_.source, Neighborhood(both, 60).source)
 
 
+def test_names_of_rows():
+    """A graph of names of rows in any order is the graph of the rows."""
+    names = [f"row {number}" for number in np.random.default_rng(0).permutation(60)]
+    rows = pd.DataFrame(FEW_ROWS, index=names)
+    graph = nx.cycle_graph(60)
+    named = nx.relabel_nodes(nx.Graph([*graph.edges][::-1]), dict(enumerate(names)))
+    wanted = fit_few(graph=graph).hood_.source
+    for frame in (named, nx.to_pandas_edgelist(named.to_directed())):
+        assert torch.equal(
+            QuickClassifier(LogisticRegression()).fit(rows, FEW_Y, frame).hood_.source, wanted
+        )
+    with pytest.raises(ValueError, match=r"networkx.relabel_nodes\(graph, {name: row}\)") as error:
+        fit_few(graph=named)
+    assert "row 0" in str(error.value) or "got 'row" in str(error.value)
+    cured = nx.relabel_nodes(named, {name: row for row, name in enumerate(names)})
+    assert torch.equal(fit_few(graph=cured).hood_.source, wanted)
+
+
 def test_habits_of_scikit_learn(fitted):
     again = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_array_equal(again.predict_proba(ROWS[:3]), fitted.predict_proba(ROWS[:3]))
