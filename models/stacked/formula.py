@@ -247,7 +247,6 @@ def all_terms(data: GraphScores, temperature: Tensor) -> Tensor:
     return table
 
 
-@torch.no_grad()
 def terms_in_blocks(data: GraphScores, temperature: Tensor, numbers_each: int) -> Blocks:
     """Rows whose edges take ``numbers_each`` numbers each, and their terms ``(4, R, C)``."""
     check_all_rows(data.hood)

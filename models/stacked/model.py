@@ -318,13 +318,13 @@ class StackedNMM(nn.Module):
             raise ValueError("stages needs fit(..., stages=(1, 3, 10)), and no loading after it")
         return self.evidence.stages
 
-    @torch.no_grad()
     def mixture(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
         known: Tensor | None = None, edge_weight: Tensor | None = None,
     ) -> NeighborMixture:  # fmt: skip
         """The fitted distribution of all labels, with a pool given the known ones: a known node
         keeps its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
+        It has the gradient of the scores alone.
         :raises ValueError: also before :meth:`fit`, ``load_state_dict`` or an optimiser's step.
         """
         data = self._read(hood, scores, y, known, edge_weight)
@@ -386,7 +386,8 @@ class StackedNMM(nn.Module):
         self.check_fitted()
         formula, draws = self.formula, self.deviations[:num_draws]
         numbers = formula.numbers()
-        return [formula.with_values(numbers + d) for d in draws] if draws.any() else [formula]
+        draws = draws if draws.any() else torch.zeros_like(numbers)[None]
+        return [formula.with_values(numbers + d) for d in draws]
 
     def summary(self) -> str:
         """NLL of held-out labels by classifier, temperature scaling, pool and NMM, the last three

@@ -175,18 +175,25 @@ def staged(
     numbers_each = 4 * data.hood.num_edges * inputs.shape[-1]
     most = 1 if new.any() else max(1, blocks.NUMBERS // numbers_each)
 
-    def given(formula: Formula, y: Tensor, known: Tensor) -> Posterior:
-        known = known & (data.known | ~new)  # new labels are in the pool or not, as before
-        terms = inputs.repeat(1, len(y), 1)
-        terms[2] = propagated(replace(data, y=y, known=known)).flatten(0, 1)
-        every = [replace(data, y=row, known=known) for row in y]
-        copies = every[0] if len(y) == 1 else GraphScores(**side_by_side(every))
-        # A known node has a source of its own, so only new labels are conditioned on.
-        observed, revealed = (mask.repeat(len(y)) for mask in (new, known & ~data.known))
-        return posteriors(copies, terms, [formula], share, observed, revealed)[0]
+    firsts = posteriors(data, inputs, formulas, share, observed)
+    how = [partial(_given, data, inputs, share, formula, new) for formula in formulas]
+    pairs = zip(firsts, how, strict=True)
+    return [StagedPosterior(first, given, block, most) for first, given in pairs]
 
-    pairs = zip(formulas, posteriors(data, inputs, formulas, share, observed), strict=True)
-    return [StagedPosterior(first, partial(given, f), block, most) for f, first in pairs]
+
+def _given(
+    data: GraphScores, inputs: Tensor, share: int | None, formula: Formula, new: Tensor,
+    y: Tensor, known: Tensor,
+) -> Posterior:  # fmt: skip
+    """The posterior given labels ``(S, N)`` where known, on copies of the graph side by side."""
+    known = known & (data.known | ~new)  # new labels are in the pool or not, as before
+    terms = inputs.repeat(1, len(y), 1)
+    terms[2] = propagated(replace(data, y=y, known=known)).flatten(0, 1)
+    every = [replace(data, y=row, known=known) for row in y]
+    copies = every[0] if len(y) == 1 else GraphScores(**side_by_side(every))
+    # A known node has a source of its own, so only new labels are conditioned on.
+    observed, revealed = (mask.repeat(len(y)) for mask in (new, known & ~data.known))
+    return posteriors(copies, terms, [formula], share, observed, revealed)[0]
 
 
 @torch.no_grad()

@@ -234,6 +234,25 @@ def test_is_a_network_for_svi(kind):
     assert ("pool.labels" in " ".join(pyro.get_param_store().keys())) == (kind == "pool")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixture_has_the_gradient_of_scores(kind):
+    """As quotients of differences, and none of the fitted parameters."""
+    torch.manual_seed(2)
+    classes = 3 if kind == "relabelled" else 2
+    stacked, hood = moved(made(kind, classes), 0.5), place(kind, house(), MEMBERS)
+    labels = torch.tensor([0, 0, 0, 1, 0]), mask(5, 3)
+
+    def loss(scores):
+        return stacked.mixture(hood, scores, *labels).marginals()[0, 0]
+
+    scores = torch.randn(5, classes, requires_grad=True)
+    assert torch.autograd.gradcheck(loss, scores)
+    loss(scores).backward()
+    assert scores.grad.abs().max() > 1e-3
+    assert all(value.grad is None for value in stacked.parameters())
+    assert not loss(scores.detach()).requires_grad
+
+
 def test_repr_and_state():
     assert "temperature=1, kappa=2.718, floor=0.006738" in repr(made("scores"))
     text = repr(made("communities of scores"))

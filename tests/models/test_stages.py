@@ -4,6 +4,7 @@
 """Labels that a StackedNMM reveals in blocks, against enumeration."""
 
 import itertools
+import pickle
 from dataclasses import replace
 
 import networkx as nx
@@ -274,3 +275,15 @@ def test_refused():
     for match, call in refused.items():
         with pytest.raises(ValueError, match=match):
             call()
+
+
+@pytest.mark.parametrize("kind", ["pool", "communities", "relabelled"])
+def test_pickled(kind):
+    """Draws and marginals of a posterior that was saved, of one member and of several."""
+    stacked, given, posterior = problem(kind)
+    for each in (posterior, stacked.posterior(*given, num_draws=4, stages=BLOCK)):
+        found = []
+        for one in (each, pickle.loads(pickle.dumps(each))):
+            torch.manual_seed(0)
+            found.append((one.sample((5,)), one.marginals()))
+        assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
