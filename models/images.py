@@ -61,7 +61,8 @@ class UNet(nn.Module):
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """Image ``(B, channels, H, W)``, and ``(B, num_features, H, W)`` of the layer before."""
-        expect("image", image, ("B", self.last.out_channels, "H", "W"), kind="float")
+        channels, note = self.last.out_channels, "UNet(channels=...) of the image's channels"
+        expect("image", image, ("B", channels, "H", "W"), kind="float", note=note)
         check_each_call("image", image)
         height, width = image.shape[-2:]
         if self.tile is not None and max(height, width) > self.tile:
@@ -163,10 +164,14 @@ class Denoiser(nn.Module):
         """``alpha`` and ``logits`` ``(B, 1, num_edges)`` of images ``(B, channels, H, W)``."""
         expect("noisy", noisy, (("B", 1), "channels", "H", "W"))
         check_each_call("noisy", noisy)
+        top = self.num_classes - 1
+        check_each_call(
+            "noisy", noisy, lambda x: ((x < 0) | (x > 1)).any() | (x == x.round()) | (top < 2),
+            f"hold grey levels 0..{top}, {top} * noisy of an image in 0..1",
+        )  # fmt: skip
         if noisy.shape[-2] * noisy.shape[-1] != hood.num_nodes:
             must = f"(B, channels, H, W) with H W = {hood.num_nodes} pixels, as hood has"
             raise ValueError(f"noisy must have shape {must}, got {tuple(noisy.shape)}")
-        top = self.num_classes - 1
         image, features = self.unet(noisy / top)
         vectors = self.attention(features).flatten(2).mT
         logits = attention_scores(hood, vectors, self.omega.square(), self.gamma)[:, None]

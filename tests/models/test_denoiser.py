@@ -4,6 +4,7 @@
 """An NMM over pixels on a U-Net."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -224,8 +225,8 @@ def test_rates_of_a_fit():
 REFUSED = [
     (lambda: UNet(depth=0), "depth must be an integer of at least 1, got 0"),
     (lambda: UNet(tile=30), "tile must be a multiple of 4, got 30"),
-    (lambda: UNet(1, 6, 1)(torch.rand(1, 8, 8)), r"image must have shape \(B, 1, H, W\), got"),
-    (lambda: UNet(1, 6, 1)(torch.rand(1, 3, 8, 8)), r"image must have shape \(B, 1, H, W\), got"),
+    (lambda: UNet(1, 6, 1)(torch.rand(1, 8, 8)), r"shape \(B, 1, H, W\), UNet.*, got"),
+    (lambda: UNet(1, 6, 1)(torch.rand(1, 3, 8, 8)), r"shape \(B, 1, H, W\), UNet.*, got"),
     *((lambda name=name: Denoiser(UNet(1, 6, 1), **{name: -1}), f"{name} must be positive")
       for name in ("sigma", "scale", "floor")),
     (lambda: Denoiser(UNet(1, 6, 1), num_classes=1), "num_classes must be an integer of"),
@@ -302,3 +303,28 @@ def test_image_folder(tmp_path):
     assert images["b.png"].shape == (3, 5, 7)
     assert images["b.png"][:, 0, 0].tolist() == [1, 2, 3]
     assert (images["a.PNG"] == 9).all()
+
+
+@pytest.mark.parametrize("top", [1, 255])
+def test_images_in_units_of_one(top):
+    """Refused where there are more levels than two, unless they are levels 0 and 1."""
+    network = Denoiser(UNet(1, width=6, depth=1), num_classes=top + 1)
+    hood, image = Neighborhood.grid(4, 4), torch.rand(2, 1, 4, 4)
+    network(hood, image.round())
+    network(hood, image - 0.5)
+    if top > 1:
+        with pytest.raises(
+            ValueError, match=r"grey levels 0..255, 255 \* noisy of an image in 0..1"
+        ):
+            network(hood, image)
+    network(hood, top * image)
+
+
+def test_channels_of_another_network():
+    for call in (
+        UNet(width=6, depth=1),
+        partial(Denoiser(UNet(width=6, depth=1)), Neighborhood.grid(4, 4)),
+    ):
+        with pytest.raises(ValueError, match=r"UNet\(channels=...\) of the image's channels, got"):
+            call(9 * torch.rand(1, 1, 4, 4))
+    UNet(channels=1, width=6, depth=1)(torch.rand(1, 1, 4, 4))
