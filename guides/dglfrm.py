@@ -270,7 +270,7 @@ class _Encoder(nn.Module):
 @with_options
 @with_gradients
 def fit_links(
-    pair: DGLFRMGuide, split: LinkSplit, x: Tensor, *,
+    pair: DGLFRMGuide, split: Any, x: Tensor, *,
     options: Steps = Steps(num_steps=500, lr=0.01),
 ) -> list[float]:  # fmt: skip
     r"""Fit a latent feature model and its guide to training edges, as Mehta, Carin and Rai (2019).
@@ -287,11 +287,12 @@ def fit_links(
     >>> pair = DGLFRMGuide(DGLFRM(34, 8, concentration=4.0), data.num_features)
     >>> losses = fit_links(pair, split, data.x, num_steps=20)
 
-    :param LinkSplit split: see :func:`~pyro_nmm.datasets.link_split`.
+    :param split: a ``LinkSplit``, or the result of PyG's ``RandomLinkSplit(is_undirected=True)``.
     :param Tensor x: ``(N, F)``, see :meth:`DGLFRMGuide.guide`.
     :param options: keywords of :class:`~pyro_nmm.guides.fitting.Steps`.
     :return: every step's loss in nats a pair of nodes, of one draw, at :math:`O(N^2)` a step.
     """
+    split = LinkSplit.of(split)
     x = expect("x", as_tensor("x", x), (pair.target.num_nodes, "F"), note="one row per node")
     x = x.to(pair.encoder.log_sticks.dtype)  # once, and not in every step
     if x.is_meta:

@@ -4,7 +4,7 @@
 """Data sets and splits for link prediction."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,24 @@ class LinkSplit(NamedTuple):
     val_false: Tensor  #: ``(2, P)`` pairs without an edge
     test: Tensor  #: ``(2, P)`` held-out edges
     test_false: Tensor  #: ``(2, P)`` pairs without an edge
+
+    @classmethod
+    def of(cls, parts: Any) -> "LinkSplit":
+        """Of the three graphs that PyG's ``RandomLinkSplit(is_undirected=True)`` returns."""
+        if isinstance(parts, cls):
+            return parts
+        if not isinstance(parts, tuple) or ["edge_label" in p for p in parts] != [True] * 3:
+            cure = "RandomLinkSplit(is_undirected=True, split_labels=False)(data)"
+            raise ValueError(f"split must be a LinkSplit or {cure}, got {type(parts)}")
+        edges, size = parts[0].edge_index, parts[0].num_nodes
+        if not Data(edge_index=edges, num_nodes=size).is_undirected():
+            cure = "use RandomLinkSplit(is_undirected=True), of edges in both directions"
+            raise ValueError(f"split must train on both directions of every edge: {cure}")
+        pairs = [[part.edge_label_index[:, (part.edge_label > 0) == link] for link in (True, False)]
+                 for part in parts]  # fmt: skip
+        # Edges of a disjoint training set are no messages, but train.
+        edges = to_undirected(torch.cat([edges, pairs[0][0]], 1), num_nodes=size)
+        return cls(edges, *pairs[1], *pairs[2])
 
     def to(self, device) -> "LinkSplit":
         """All parts on another device."""

@@ -9,10 +9,12 @@ import pytest
 import torch
 from documents import load
 from torch_geometric.datasets import KarateClub
+from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import is_undirected
 
-from pyro_nmm.datasets.links import link_graph, link_split, published_split
-from pyro_nmm.guides import fit_links
+from pyro_nmm.datasets.links import LinkSplit, link_graph, link_split, published_split
+from pyro_nmm.guides import DGLFRMGuide, fit_links
+from pyro_nmm.models import DGLFRM
 from pyro_nmm.sparse import identity
 
 
@@ -112,3 +114,48 @@ def test_training_does_not_see_held_out_labels(guide):
     assert 0 <= scores["AP"] <= 100
     assert results[0][0] == results[1][0] != results[2][0]
     assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+DATA = KarateClub()[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"disjoint_train_ratio": 0.4}, {"neg_sampling_ratio": 0.0}, {"num_val": 0.0}]
+)
+def test_splits_of_pyg(options):
+    """Each pair of the graph is trained on or held out, and pairs without an edge are held out."""
+    pyro.set_rng_seed(0)
+    parts = RandomLinkSplit(is_undirected=True, **options)(DATA)
+    split = LinkSplit.of(parts)
+    assert LinkSplit.of(split) is split
+    edges, held = pairs_of(split.train), pairs_of(torch.cat([split.val, split.test], 1))
+    assert edges | held == pairs_of(DATA.edge_index)
+    assert not edges & held
+    assert is_undirected(split.train)
+    others = pairs_of(torch.cat([split.val_false, split.test_false], 1))
+    assert not others & (edges | held)
+    assert bool(others) == ("neg_sampling_ratio" not in options)
+    assert pairs_of(split.held_out) == held | others
+    losses = []
+    for each in (parts, split):
+        pyro.set_rng_seed(1)
+        pyro.clear_param_store()
+        pair = DGLFRMGuide(DGLFRM(34, 4, concentration=4.0), DATA.num_features)
+        losses.append(fit_links(pair, each, DATA.x, num_steps=3))
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "match"),
+    [
+        (RandomLinkSplit()(DATA), "both directions of every edge: use RandomLinkSplit.is_und"),
+        (RandomLinkSplit(is_undirected=True, split_labels=True)(DATA), "split_labels=False"),
+        (DATA, "split must be a LinkSplit or RandomLinkSplit.*, got .*Data"),
+        (RandomLinkSplit(is_undirected=True)(DATA)[:2], "split must be a LinkSplit"),
+        (None, "split must be a LinkSplit or RandomLinkSplit.*, got .*None"),
+    ],
+)
+def test_splits_of_pyg_that_cannot_be(parts, match):
+    pair = DGLFRMGuide(DGLFRM(34, 4, concentration=4.0), DATA.num_features)
+    with pytest.raises(ValueError, match=match):
+        fit_links(pair, parts, DATA.x, num_steps=1)
