@@ -21,6 +21,9 @@ from benchmarks.shared.records import pick, read
 from pyro_nmm.datasets import photographs
 from pyro_nmm.models import StackedNMM
 
+#: Of a few steps of annealing.
+FEW_STEPS = pytest.mark.filterwarnings("ignore:.*raise num_steps:UserWarning")
+
 
 @pytest.mark.slow
 def test_images(smaller, tmp_path):
@@ -69,6 +72,7 @@ def test_images(smaller, tmp_path):
 
 
 @pytest.mark.slow
+@FEW_STEPS
 def test_hidden_fields(twice, smaller):
     smaller(hidden, SIZE=10, NUM_STEPS=2, SWEEPS=8, ANNEAL=3, ROUNDS=1, FIELDS=["potts", "nmm"])
     rows = twice(hidden.main, "normalizers select compare --seeds 1 --noise 0.5")
@@ -92,6 +96,7 @@ def small_fields(smaller):
 
 
 @pytest.mark.slow
+@FEW_STEPS
 def test_random_fields(twice, small_fields, tmp_path):
     """Divergences are positive, and bounds are above them."""
     tasks = "strips letter plain amortized scaling many_fields time_to_divergence"
