@@ -46,7 +46,9 @@ mathjax_path = "mathjax/tex-chtml.js"
 # Tutorials run when the site is built, and again when their text changes.
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+# Seconds. A cell of a minute takes ten or more on a busy machine: half of this has no reserve, and
+# with twice of it a cell that hangs is reported an hour later.
+nb_execution_timeout = 1800
 nb_merge_streams = True
 nb_code_prompt_show = "Code of the picture"  # cells with the tag hide-input
 nb_code_prompt_hide = "Hide the code"
