@@ -58,7 +58,7 @@ def nmm(
 
         y_i \sim \mathrm{Categorical}\Big(\sum_j L_{ij} z_j\Big)
 
-    With observed labels no discrete site is left, so NUTS and every autoguide run at any size.
+    With observed labels no discrete site is left: every autoguide runs, and NUTS on small graphs.
     Latent labels stay discrete: use :class:`~pyro_nmm.guides.FieldGibbs`.
 
     ``collapsed`` integrates ``z`` out. The bound, its gradient and its variance are the same,
