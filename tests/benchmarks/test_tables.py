@@ -4,12 +4,10 @@
 """Tables and figures of stored rows: pages hold them, no row is hidden, and new names appear."""
 
 import json
-import re
 from contextlib import suppress
 from functools import cache
 
 import pytest
-from documents import tables_of
 from stored import few, kind, stored
 
 from benchmarks import report
@@ -74,19 +72,6 @@ def test_a_page_shows_an_excerpt_and_links_the_whole_table():
     assert [
         *report.whole({page: "<!-- t | lines: none --> (rows/t.csv)"}, {"t": bars}).values()
     ] == ["p(c | d),m\n1,2\n"]
-
-
-def test_numbers_of_the_head_table_stand_in_tables_of_the_pages():
-    """Those with a decimal point; each line of the table links its page."""
-    text = report.PAGES[0].read_text()
-    lines = [line for line in text.splitlines() if "(results/" in line]
-    paper = set(re.findall(r"[\d.]+", re.search("numbers of the paper: (.*?) -->", text)[1]))
-    assert len(lines) > 15
-    for line in lines:
-        pages = re.findall(r"\((results/.*?\.md)", line)
-        tables = "".join(tables_of(report.DOCS / page) for page in pages)
-        known = paper | set(re.findall(r"\d*\.\d+", tables))
-        assert set(re.findall(r"\d*\.\d+", line)) <= known, line
 
 
 class Watched(dict):

@@ -1,14 +1,21 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Numbers in prose stand in tables. A page lists its exceptions in a comment of its own."""
+"""
+Each number of a page that has a file in ``cells`` equals the cell that it quotes. On other pages of
+results, numbers of prose stand in a table of the page, or in a comment of exceptions.
+"""
 
+import itertools
 import re
 
+import cells
 import pytest
 from documents import RESULTS, ROOT, tables_of
 
-README, ANSWERS = ROOT / "README.md", ROOT / "docs" / "results.md"
+QUOTING = [ROOT / "README.md", ROOT / "docs" / "results.md"]
+QUOTING += [path for path in RESULTS if cells.file_of(path).exists()]
+OTHERS = [path for path in RESULTS if path not in QUOTING]
 NUMBER = r"(?<![\w.])\d*\.\d+(?![\w.]*\w)"
 
 
@@ -17,40 +24,48 @@ def numbers(text):
     return {number.lstrip("0") for number in re.findall(NUMBER, text)}
 
 
-def in_tables(text):
-    return numbers(" ".join(re.findall(r"^\|.*", text, re.MULTILINE)))
+@pytest.mark.parametrize("path", QUOTING, ids=lambda path: path.name)
+def test_each_number_is_that_of_its_cell(path):
+    found = [*cells.faults(path)]
+    assert not found, "\n".join(found)
 
 
-def in_prose(text):
-    for code in (r"```.*?```", r"<!--.*?-->", r"\]\([^)]*\)", r"`[^`]*`", r"https?://\S+"):
-        text = re.sub(code, " ", text, flags=re.DOTALL)
-    return numbers(" ".join(re.findall(r"^(?!\|).*", text, re.MULTILINE)))
-
-
-def exceptions(text, place="in no table"):
-    return numbers(" ".join(re.findall(rf"<!-- numbers {place}: (.*?) -->", text, re.DOTALL)))
-
-
-@pytest.mark.parametrize("path", [*RESULTS, ANSWERS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
 def test_numbers_of_prose_stand_in_tables_of_the_page(path):
-    text, known = path.read_text(), numbers(tables_of(path))
-    assert in_prose(text) <= known | exceptions(text)
-    assert not exceptions(text) & in_tables(text)
+    text = path.read_text()
+    known, shown = numbers(tables_of(path)), numbers("\n".join(re.findall(r"(?m)^\|.*", text)))
+    excepted = numbers(" ".join(re.findall(r"<!-- numbers in no table: (.*?) -->", text)))
+    assert numbers(cells.prose(path)) <= known | excepted
+    assert not excepted & shown
 
 
-def test_numbers_of_the_readme_stand_in_its_output_or_in_tables_of_the_results():
-    text, pages = README.read_text(), "\n".join(path.read_text() for path in RESULTS)
-    printed = numbers(" ".join(re.findall(r"```\n.*?```", text, re.DOTALL)))
-    known = numbers(" ".join(map(tables_of, RESULTS))) | printed | exceptions(text)
-    assert in_prose(text) <= known
-    reproduced = text[text.index("## Does the paper") : text.index("## Two commands")]
-    assert in_tables(reproduced) <= in_tables(pages) | numbers(pages)
+@pytest.mark.parametrize("path", QUOTING, ids=lambda path: path.name)
+def test_numbers_that_change_places_are_faults(path):
+    text = cells.prose(path)
+    pairs = list(itertools.pairwise(cells.MEASURED.finditer(text)))
+    pairs = [(a, b) for a, b in pairs if a[0] != b[0]]
+    for a, b in pairs[:: len(pairs) // 10 + 1]:
+        swapped = text[: a.start()] + b[0] + text[a.end() : b.start()] + a[0] + text[b.end() :]
+        assert next(cells.faults(path, swapped), ""), f"{a[0]} and {b[0]} may change places"
 
 
-def test_tables_of_the_answers_quote_the_pages_that_they_link():
-    text = ANSWERS.read_text()
-    paper = exceptions(text, "of the paper")
-    for section in text.split("\n## ")[1:]:
-        pages = re.findall(r"\((results/.*?\.md)", section)
-        known = numbers("\n".join(tables_of(ANSWERS.parent / page) for page in pages))
-        assert in_tables(section) <= known | paper, section.splitlines()[0]
+def test_errors_name_page_number_and_cell():
+    (page, *_), text = QUOTING, cells.prose(QUOTING[0])
+    line = next(q for q in cells.quotes(page) if re.fullmatch(r"[\d.]+ = (.* > ){3,}.*", f"{q}"))
+    table, *_, column = line.source.split(" > ")
+    for source, fault in {
+        f"none > {column}": "no table is called 'none'",
+        f"{table} > none > {column}": f"0 rows of {table!r} have 'none'",
+        line.source.replace(column, "none"): f"0 columns of {table!r} are 'none'",
+        f"{line.source} [99]": "too few numbers",
+        "": "no cell and no reason",
+    }.items():
+        assert fault in cells.Quote(line.quoted, source).fault(), source
+    (cell,) = cells.cells_of(line.source)
+    assert cells.Quote("98.765", line.source).fault() == f"the cell is {cell!r}"
+    (fault,) = cells.faults(page, f"{text} NLL {line.quoted}")
+    assert fault.startswith(f"{page.name}, ")
+    assert f"{line.quoted}': no line in tests/docs/cells/{page.stem}.txt" in fault
+    assert f"\n    {line.quoted} = " in fault
+    missing, *_ = cells.faults(page, text.replace(line.quoted, "98.765"))
+    assert missing.startswith(f"{page.name} has no {line.quoted!r} (= {line.source})")
