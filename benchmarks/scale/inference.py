@@ -16,12 +16,13 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
+from pandas import DataFrame
 from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from pyro.infer.mcmc import RandomWalkKernel
 from pyro.ops.stats import effective_sample_size
-from pyro.optim import ClippedAdam
+from pyro.optim import Adam, ClippedAdam
 from scipy.stats import chisquare
 from torch import Tensor
 
@@ -109,8 +110,13 @@ def by_svi(
     svi = SVI(model, guide, ClippedAdam({"lr": 0.1, "lrd": decay}), elbo)
     for _ in range(steps):
         svi.step(votes)
+    return draws_of(guide, votes)
+
+
+def draws_of(guide: AutoNMM, labels: Tensor) -> dict[str, Tensor]:
+    """A thousand draws of each parameter from a guide that was fitted."""
     with torch.no_grad():
-        draws = [guide.parents(votes) for _ in range(1000)]
+        draws = [guide.parents(labels) for _ in range(1000)]
     return {name: torch.stack([draw[name].flatten()[0] for draw in draws]) for name in draws[0]}
 
 
@@ -140,14 +146,64 @@ def club(args, results: Records) -> None:
         votes = NeighborMixture(*members.field(**truth)).sample((NUM_MOTIONS,))
         start = time.process_time()
         draws = METHODS[key["method"]](members.model, votes, args)
-        row: dict = {"seconds": time.process_time() - start}
-        truth["kappa"], draws["kappa"] = truth["kappa"].log(), draws["kappa"].log()
-        for name, value in truth.items():
-            found = draws[name]
-            low, high = found.quantile(torch.tensor([0.05, 0.95])).tolist()
-            row[name] = {"truth": value.item(), "mean": found.mean().item(), "low": low}
-            row[name] |= {"sd": found.std().item(), "high": high}
-        results.add(**key, **row)
+        results.add(**key, seconds=time.process_time() - start, **intervals(truth, draws))
+
+
+def intervals(truth: dict[str, Tensor], draws: dict[str, Tensor]) -> dict[str, dict]:
+    """Of log kappa, and of beta: the truth, and mean, standard deviation and 90 % interval."""
+    row: dict = {}
+    for name, value in truth.items():
+        log = Tensor.log if name == "kappa" else Tensor.clone
+        value, found = log(value), log(draws[name])
+        low, high = found.quantile(torch.tensor([0.05, 0.95])).tolist()
+        row[name] = {"truth": value.item(), "mean": found.mean().item(), "low": low}
+        row[name] |= {"sd": found.std().item(), "high": high}
+    return row
+
+
+def of_members(hood: Neighborhood, y: Tensor | None = None) -> None:
+    """The README's program with a prior: one labelling of the club by four labels."""
+    kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
+    alpha = kappa[..., None, None] * torch.full((34, 4), 0.25)
+    nmm(hood, alpha, torch.zeros(hood.num_edges), y, collapsed=True)
+
+
+def by_readme(model: Callable, y: Tensor, args) -> dict[str, Tensor]:
+    pyro.clear_param_store()
+    guide = AutoNMM(model, estimator=Chains())
+    svi = SVI(model, guide, Adam({"lr": 0.05}), Trace_ELBO())
+    for _ in range(200):
+        svi.step(y)
+    return draws_of(guide, y)
+
+
+def by_kernel_of_readme(model: Callable, y: Tensor, args) -> dict[str, Tensor]:
+    mcmc = MCMC(FieldGibbs(model), num_samples=100, warmup_steps=50, disable_progbar=True)
+    mcmc.run(y)
+    return mcmc.get_samples()
+
+
+#: What the README's program runs, and settings that take longer.
+OF_README: dict[str, Callable] = {
+    "Chains(), 1 particle, 200 steps": by_readme,
+    "Chains(5), 4 particles, 600 steps": METHODS["AutoNMM, chains, 600 steps"],
+    "the bound, 4 particles, 600 steps": lambda *given: by_svi(*given, "reward_to_go", 600, 0.995),
+    "FieldGibbs, 50 + 100 draws": by_kernel_of_readme,
+}
+
+
+def one_labelling(args, results: Records) -> None:
+    """Coverage of the README's program: kappa from its prior, one labelling, the same graph."""
+    model = partial(of_members, Club().hood)
+    for key in results.missing(
+        task="one labelling", method=[*OF_README], seed=range(args.num_sets)
+    ):
+        pyro.set_rng_seed(key["seed"])
+        truth = poutine.trace(model).get_trace().nodes
+        start = time.process_time()
+        draws = OF_README[key["method"]](model, truth["y"]["value"], args)
+        found = intervals({"kappa": truth["kappa"]["value"]}, draws)
+        results.add(**key, seconds=time.process_time() - start, **found)
 
 
 def of_votes(seed: int, **_) -> tuple[Callable, Tensor]:
@@ -344,11 +400,21 @@ RANKED = "kappa", "beta"
 
 
 def coverage(files: Files) -> str:
-    rows = frame(files["inference"], task="club")
+    shown = {"kappa": "log kappa", "beta": "beta"}
+    return held(frame(files["inference"], task="club"), shown, METHODS)
+
+
+def coverage_of_one_labelling(files: Files) -> str:
+    rows = frame(files["inference"], task="one labelling")
+    return held(rows, {"kappa": "log kappa"}, OF_README)
+
+
+def held(rows: DataFrame, parameters: dict[str, str], methods: dict[str, Callable]) -> str:
+    """How often the 90 % intervals of each method hold the truth, and errors of the means."""
     if rows.empty:
         return markdown([])
     cells: dict[str, Cell] = {"data sets": count}
-    for name, shown in (("kappa", "log kappa"), ("beta", "beta")):
+    for name, shown in parameters.items():
         truth = rows[f"{name}.truth"]
         inside = (rows[f"{name}.low"] < truth) & (truth < rows[f"{name}.high"])
         rows[f"{name} inside"] = inside.astype(float)
@@ -356,7 +422,7 @@ def coverage(files: Files) -> str:
         cells[f"{shown}: in the interval"] = average(f"{name} inside", ".0%")
         cells[f"{shown}: rmse"] = average(f"{name} error", ".2f", of=lambda v: mean(v) ** 0.5)
     cells["CPU seconds"] = average("seconds", ".1f")
-    return table(rows.assign(method=ordered(rows["method"], [*METHODS])), ["method"], cells)
+    return table(rows.assign(method=ordered(rows["method"], [*methods])), ["method"], cells)
 
 
 def effective_draws(files: Files) -> str:
@@ -427,9 +493,10 @@ CALIBRATIONS = {
 }
 
 
-TABLES = coverage, effective_draws, beside_numpyro, ranks_of_truth
+TABLES = coverage, coverage_of_one_labelling, effective_draws, beside_numpyro, ranks_of_truth
 OPTIONS = {
-    "methods": ([*METHODS], "of the club"), "num_sets": (100, "data sets, of club and calibration"),
+    "methods": ([*METHODS], "of the club"),
+    "num_sets": (100, "data sets, of club, one_labelling and calibration"),
     "num_samples": (250, "draws after warm-up"), "warmup": (100, "steps of warm-up"),
     "thin": (4, "steps between draws, of calibration"),
     "sizes": ([34, 100, 400, 1600], "nodes, of mixing; 34 for the club"),
@@ -438,7 +505,9 @@ OPTIONS = {
     "samplers": (SAMPLERS, "of numpyro"), "chains": (2, "of each data set, of numpyro"),
     "limit": (600.0, "CPU seconds of a chain, of numpyro"),
 }  # fmt: skip
-main = command(__doc__, [club, mixing, numpyro, calibration, calibration_of_chains], **OPTIONS)
+main = command(
+    __doc__, [club, one_labelling, mixing, numpyro, calibration, calibration_of_chains], **OPTIONS
+)
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.double)
