@@ -14,9 +14,9 @@ the right side is a cell or the reason why there is none::
     0.06 = methods on tables > KEEL > classifier > NLL - methods on tables > KEEL > C&S > NLL
     84.3 = the paper's figure
 
-A cell is a table, labels that one row has, and a column. A table is called as its marker, or as the
-heading above it. If the left side has several numbers, the cell has them in this order; [4] begins
-at the cell's fourth. ``A - B`` is a difference of two cells, ``A : B`` a ratio.
+A cell is a table by the name in its marker, labels that one row has, and a column. If the left side
+has several numbers, the cell has them in this order; [4] begins at the cell's fourth. Several
+columns share them equally. ``A - B`` is a difference of two cells, ``A : B`` a ratio.
 """
 
 import csv
@@ -30,7 +30,7 @@ from documents import RESULTS, ROOT
 FOLDER = ROOT / "tests" / "docs" / "cells"
 NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.\d+|\d+)(?![\w.]*\w)")
 #: Numbers that need a line: decimal fractions and percentages.
-MEASURED = re.compile(r"(?<![\w.])(?:\d*\.\d+(?![\w.]*\w)|\d+(?= ?%))")
+MEASURED = re.compile(r"(?<![\w.])(?:(?:\d{1,3}(?:,\d{3})+|\d*)\.\d+(?![\w.]*\w)|\d+(?= ?%))")
 #: What a page says that is no prose.
 HIDDEN = r"```.*?```|<!--.*?-->|\]\([^)]*\)|`[^`\n]*`|https?://\S+"
 MARKED = r"<!-- (?!end of )([^|\n]*?)(?: \| [^\n]*)? -->\n((?:\|.*\n)*)<!-- end of \1 -->"
@@ -46,7 +46,7 @@ def split(row):
 
 @cache
 def tables():
-    """Rows of cells by table, headings first; the whole of those that pages show in part."""
+    """Rows of cells by table, headings first; also what a page does not show of its table."""
     found = {}
     for path in [ROOT / "docs" / "node-classification.md", *RESULTS]:
         text = path.read_text()
@@ -56,10 +56,6 @@ def tables():
                 found[name] = [*csv.reader(whole.read_text().splitlines())]
             else:
                 found[name] = [split(line) for line in lines.splitlines()]
-        unmarked = re.sub(MARKED, "", text)
-        for heading, below in re.findall(r"^#+ (.*)\n((?:(?!#).*\n)*)", unmarked, re.MULTILINE):
-            if lines := re.findall(r"^\|.*", below, re.MULTILINE):
-                found[heading] = [split(line) for line in lines]
     return {
         name: [row for row in rows if set("".join(row)) - {*"-:"}] for name, rows in found.items()
     }
@@ -158,30 +154,39 @@ class Quote:
 
 
 def file_of(path):
-    return FOLDER / f"{path.stem}.txt"
+    """The lines of a page: ``cells/index.txt`` of docs/index.md, ``cells/README.txt``."""
+    above = ROOT / "docs" if path.is_relative_to(ROOT / "docs") else ROOT
+    return FOLDER / path.relative_to(above).with_suffix(".txt")
 
 
 def quotes(path):
-    lines = file_of(path).read_text().splitlines()
+    lines = file_of(path).read_text().splitlines() if file_of(path).exists() else []
     return [Quote.of(line) for line in lines if line and not line.startswith("#")]
 
 
 def prose(path):
-    """Text of a page in one line; of pages of results without tables."""
-    text = re.sub(HIDDEN, " ", path.read_text(), flags=re.DOTALL)
-    if path in RESULTS:
-        text = re.sub(r"^\|.*", "", text, flags=re.MULTILINE)
+    """Text of a page in one line, without the tables that are generated."""
+    text = re.sub(MARKED, " ", path.read_text())
+    text = re.sub(HIDDEN, " ", text, flags=re.DOTALL)
     return " ".join(text.split())
+
+
+def named(head, place):
+    """A column as an address calls it: after the last column that has a name of its own."""
+    if head.count(head[place]) == 1:
+        return head[place]
+    before = [name for name in head[:place] if head.count(name) == 1]
+    return " > ".join([*before[-1:], head[place]])
 
 
 @cache
 def known():
     """Table, row, column, place and value of each number in a cell."""
     return [
-        (name, row, column, place, value)
+        (name, row, named(head, k), place, value)
         for name, (head, *rows) in tables().items()
         for row in rows
-        for column, cell in zip(head, row, strict=False)
+        for k, cell in enumerate(row[: len(head)])
         for place, value in enumerate(numbers(cell), 1)
     ]
 
@@ -234,6 +239,6 @@ def uncited(path, text, start, end):
     for match in MEASURED.finditer(text, start, end):
         near = text[max(0, match.start() - 60) : match.end()]
         around = text[max(0, match.start() - 200) : match.end() + 50]
-        found = candidates(path, Decimal(match[0]), around)
+        found = candidates(path, Decimal(match[0].replace(",", "")), around)
         lines = "".join(f"\n    {match[0]} = {address}" for address in found)
         yield f"{path.name}, {near!r}: no line in {file_of(path).relative_to(ROOT)}; perhaps{lines}"

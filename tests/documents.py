@@ -51,13 +51,6 @@ def links(path):
             yield (path.parent / file if file else path), anchor
 
 
-def tables_of(path):
-    """Lines of a page's tables, and the files of rows that it links."""
-    files = {file for file, _ in links(path) if file.suffix == ".csv"}
-    shown = re.findall(r"^\|.*", path.read_text(), re.MULTILINE)
-    return "\n".join(shown + [file.read_text() for file in sorted(files)])
-
-
 def load(path):
     """A script as a module; it finds the files beside it, as when it is run."""
     path = ROOT / path

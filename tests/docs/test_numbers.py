@@ -1,45 +1,25 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Each number of a page that has a file in ``cells`` equals the cell that it quotes. On other pages of
-results, numbers of prose stand in a table of the page, or in a comment of exceptions.
-"""
+"""Each number of the README and of the pages of results is the number of the cell it quotes."""
 
 import itertools
 import re
 
 import cells
 import pytest
-from documents import RESULTS, ROOT, tables_of
+from documents import RESULTS, ROOT
 
-QUOTING = [ROOT / "README.md", ROOT / "docs" / "results.md"]
-QUOTING += [path for path in RESULTS if cells.file_of(path).exists()]
-OTHERS = [path for path in RESULTS if path not in QUOTING]
-NUMBER = r"(?<![\w.])\d*\.\d+(?![\w.]*\w)"
+PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "results.md", *RESULTS]
 
 
-def numbers(text):
-    """Decimal fractions, without a leading zero."""
-    return {number.lstrip("0") for number in re.findall(NUMBER, text)}
-
-
-@pytest.mark.parametrize("path", QUOTING, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_each_number_is_that_of_its_cell(path):
     found = [*cells.faults(path)]
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
-def test_numbers_of_prose_stand_in_tables_of_the_page(path):
-    text = path.read_text()
-    known, shown = numbers(tables_of(path)), numbers("\n".join(re.findall(r"(?m)^\|.*", text)))
-    excepted = numbers(" ".join(re.findall(r"<!-- numbers in no table: (.*?) -->", text)))
-    assert numbers(cells.prose(path)) <= known | excepted
-    assert not excepted & shown
-
-
-@pytest.mark.parametrize("path", QUOTING, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_numbers_that_change_places_are_faults(path):
     text = cells.prose(path)
     pairs = list(itertools.pairwise(cells.MEASURED.finditer(text)))
@@ -50,7 +30,7 @@ def test_numbers_that_change_places_are_faults(path):
 
 
 def test_errors_name_page_number_and_cell():
-    (page, *_), text = QUOTING, cells.prose(QUOTING[0])
+    (page, *_), text = PAGES, cells.prose(PAGES[0])
     line = next(q for q in cells.quotes(page) if re.fullmatch(r"[\d.]+ = (.* > ){3,}.*", f"{q}"))
     table, *_, column = line.source.split(" > ")
     for source, fault in {
