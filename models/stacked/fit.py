@@ -3,6 +3,7 @@
 
 """The fit of a StackedNMM: steps, uncertain parameters, and evidence of held-out labels."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -36,7 +37,7 @@ from pyro_nmm.relabel import as_channel, entries_at
 TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
 #: Folds of held-out nodes for the evidence of a fit without folds of its own, and the most nodes.
 FOLDS, MOST_LABELS = 5, 2_000
-#: Pairs of neighbours that shrink their agreement, and labels that the prior of a share counts as.
+#: Pairs of neighbours that shrink their agreement, and labels that priors of shares count as.
 PAIRS, LABELS = 10, 5
 #: Nats by which held-out labels may be less likely under more blocks. On 18 fits that are not
 #: reported the NLL of all test labels is .600 a node with none, .591 with these and with twice as
@@ -93,8 +94,8 @@ def bounded_temperature(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     unit, centred = scores.std(), scores - scores.mean(1, keepdim=True)
     if centred.std() <= unit / 20:  # numbers that all labels of a row share hide the scale
         scores, unit = centred, centred.std()
-    if unit < 1e-12:
-        return 1.0
+    if unit < 1e-12 or (centred - centred.mean(0)).std() < 1e-6 * unit:
+        return 1.0  # all nodes have the same scores
     temperature = temperature_scaling(scores / unit, y, held_out)
     return unit.item() * min(max(temperature, 0.05), 20.0)
 
@@ -179,10 +180,14 @@ class Fold:
 
 def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: int) -> list[Fold]:
     """Folds of the held-out nodes, each given the other known labels."""
-    nodes = held_out.nonzero()[:, 0]
-    nodes = shuffled(nodes) if num_folds > 1 else nodes
-    parts = [nodes[k::num_folds] for k in range(min(num_folds, len(nodes)))]
-    return [Fold.of(formula, data, index_to_mask(part, len(held_out))) for part in parts]
+    return [Fold.of(formula, data, part) for part in parts_of(held_out, num_folds)]
+
+
+def parts_of(mask: Tensor, number: int = FOLDS) -> list[Tensor]:
+    """Masks of parts of equal size, at random."""
+    nodes = mask.nonzero()[:, 0]
+    nodes = shuffled(nodes) if number > 1 else nodes
+    return [index_to_mask(nodes[k::number], len(mask)) for k in range(min(number, len(nodes)))]
 
 
 def is_small(fold: Fold) -> bool:
@@ -252,7 +257,9 @@ def fit_folds(
     log_probs = held_out_log_probs(formula, priors, fold, part, options.refit_steps)
     if len(copies) > 1:
         share = expected_share(log_probs[NMM], log_probs[TEMPERED], agree)
-    nll = {name: -values.mean().item() for name, values in log_probs.items()}
+    raw = [F.cross_entropy(d.scores[out], d.y[out], reduction="none") for d, out in copies]
+    nll = {"classifier": torch.cat(raw).mean().item()}
+    nll |= {name: -values.mean().item() for name, values in log_probs.items()}
     return draws, Evidence(nll, share)
 
 
@@ -261,8 +268,7 @@ def held_out_log_probs(
 ) -> dict[str, Tensor]:
     """``(n,)``: log-probabilities of held-out labels, by candidates refitted without them."""
     scaled, y, part = fold.inputs[0, fold.held_out], fold.y[fold.held_out], part[fold.held_out]
-    raw = entries_at((scaled * formula.temperature).log_softmax(-1), y)
-    by = {"classifier": raw} | {name: torch.empty_like(raw) for name in (TEMPERED, POOL, NMM)}
+    by = {name: torch.empty_like(scaled[:, 0]) for name in (TEMPERED, POOL, NMM)}
     for k in part.unique().tolist():
         out = part == k
         tempered = scaled / bounded_temperature(scaled, y, ~out)
@@ -356,6 +362,12 @@ def agreement(data: GraphScores) -> float:
     return max(excess, 0.0) / (len(same) / 2 + PAIRS) / (1 - chance) if chance < 1 else 0.0
 
 
+def silence(probs: Tensor, y: Tensor, out: Tensor) -> float:
+    """:math:`\\zeta` of :class:`PooledScores`: 1 if label probabilities ``(N, C)`` say nothing."""
+    gain = entries_at((probs / probs.mean(0))[out], y[out]).log().sum().item()
+    return math.exp(-gain) if gain > 1e-4 else 1.0  # not at the level of rounding
+
+
 def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
     r"""Posterior mean of the weight :math:`w` of a linear pool with cross-validated weights (Yao et
     al. 2018, "Using Stacking to Average Bayesian Predictive Distributions", Bayesian Analysis 13),
@@ -367,8 +379,9 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
 
     over the held-out labels. :math:`p_{-k}` are the marginals of an NMM and :math:`t_{-k}`
     temperature scaling, both refitted without the fold :math:`k` of the label. The prior counts as
-    five labels, of which the NMM explains the share :math:`h`, the agreement of neighbours. It was
-    chosen on tables that are not reported (``benchmarks/tabular/README.md``).
+    five labels, of which the NMM explains the share :math:`h`, the agreement of neighbours; more
+    where scores say nothing. It was chosen on tables that are not reported
+    (``benchmarks/tabular/README.md``).
     """
     share = (torch.arange(200).double() + 0.5) / 200
     pair = torch.stack([nmm, tempered]).double().cpu()[..., None]

@@ -20,12 +20,15 @@ from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.fitting import with_gradients, with_options
 from pyro_nmm.graph_arguments import check_all_rows, check_hood
 from pyro_nmm.models.stacked.fit import (
+    LABELS,
     NUM_DRAWS,
     Evidence,
     FitOptions,
     agreement,
     bounded_temperature,
     fit_folds,
+    parts_of,
+    silence,
     some_of,
 )
 from pyro_nmm.models.stacked.formula import (
@@ -98,6 +101,10 @@ class StackedNMM(nn.Module):
     >>> 0 < stacked.share.item() < 1
     True
 
+    **Few labels, no classifier.** The labels' shares replace scores that say nothing, such as zeros
+    (:class:`~pyro_nmm.models.PooledScores`). Observed labels of neighbours then decide. If nothing
+    is left of the scores, every known label is held out in one of five folds.
+
     **Communities.** With ``communities=True`` communities are sources of all their members, so a
     known label informs about nodes at any distance. A community :math:`g` has the mean :math:`P` of
     its members and its own concentration; :math:`\delta` is its log odds over :math:`n(i)`.
@@ -133,7 +140,7 @@ class StackedNMM(nn.Module):
     community: Tensor  #: :math:`\delta`, if there are any
     odds: Tensor  #: :math:`\log \rho / (1 - \rho)`, if there is a matrix
     compatibility: Tensor | None
-    share: Tensor  #: :math:`w`, 1 unless folds were fitted, with a pool
+    share: Tensor  #: :math:`w`, 1 unless folds were fitted, with a pool, or scores say nothing
     evidence: Evidence | None  #: of a fit with a pool: what :meth:`summary` prints
     updated: Tensor  #: whether :meth:`update` was the last fit
     deviations: Tensor  #: ``(16, d)``: draws of all parameters, minus the fitted ones
@@ -171,7 +178,8 @@ class StackedNMM(nn.Module):
         formula = Formula(dict(self.named_parameters()), None, self.communities, self.compatibility)
         if self.pool is None:
             return formula
-        return replace(formula, temperature=self.pool.temperature, share=float(self.share))
+        t, shares = self.pool.temperature, self.pool.shares
+        return replace(formula, temperature=t, shares=shares, share=float(self.share))
 
     def _read(
         self, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, weight: Any = None,
@@ -285,14 +293,22 @@ class StackedNMM(nn.Module):
         copies = [(replace(data, scores=data.scores.detach()), out) for data, out in copies]
         scores, y = (torch.cat([getattr(d, name) for d, _ in copies]) for name in ("scores", "y"))
         warn_user(scores, copies[0][0].hood)
-        temperature = bounded_temperature(scores, y, torch.cat([out for _, out in copies]))
-        agree = agreement(copies[0][0])
-        priors = Priors.of(self.declared, self.prior, temperature, agree)
+        out = torch.cat([out for _, out in copies])
+        temperature, agree = bounded_temperature(scores, y, out), agreement(copies[0][0])
         formula = self.formula.copied(scores)
+        if afresh and self.pool is not None:
+            silent = silence((scores / temperature).softmax(-1), y, out)
+            if silent == 1 and len(copies) == 1:  # the scores do not know the training labels
+                copies = [(data, part) for data, _ in copies for part in parts_of(data.known)]
+            labels = one_hot(torch.cat([data.y[out] for data, out in copies]), scores.shape[1])
+            shares = (labels.to(scores).sum(0) + LABELS / scores.shape[1]) / (len(labels) + LABELS)
+            t, shares = scores.new_tensor(temperature), silent * shares
+            formula = replace(formula, temperature=t, shares=shares, share=1.0)
+        silent = 0.0 if formula.shares is None else float(formula.shares.sum())
+        priors = Priors.of(self.declared, self.prior, temperature, agree, silent)
         if afresh:
             priors.start(formula.values)
-            if self.pool is not None:
-                formula = replace(formula, temperature=scores.new_tensor(temperature), share=1.0)
+        agree += silent * (1 - agree)
         if options.stages and (self.pool is None or options.num_folds > 1):
             raise ValueError("stages needs a fit with a pool and num_folds=1")
         draws, evidence = fit_folds(formula, priors, copies, options, agree)
@@ -302,6 +318,7 @@ class StackedNMM(nn.Module):
                 self.get_parameter(name).copy_(value)
             if self.pool is not None:
                 self.pool.temperature.copy_(formula.temperature)
+                self.pool.shares.copy_(formula.shares)
                 self.share.fill_(formula.share if evidence is None else evidence.share)
             self.deviations.copy_(draws)
             self.updated.fill_(not afresh)
@@ -443,6 +460,7 @@ def marginals_in_blocks(
         raise ValueError("stacked has pool=False, whose posterior needs draws: use posterior()")
     stacked.check_fitted()
     formula, probs = stacked.formula, torch.empty_like(data.scores)
+    data = data.with_shares(formula.shares, formula.temperature)
     for rows, terms in terms_in_blocks(data, formula.temperature, probs.shape[1]):
         probs[rows] = formula.probs(terms)
     return _blocks(formula, data, probs, progress)

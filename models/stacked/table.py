@@ -85,6 +85,16 @@ class GraphScores:
             raise ValueError("beside must hold probabilities: each row must sum to one")
         return replace(self, beside=beside.to(self.scores))
 
+    def with_shares(self, shares: Tensor, temperature: Tensor) -> "GraphScores":
+        """The same with labels' ``shares`` ``(C,)`` in scores and beside them, as in a pool."""
+        if not shares.any():
+            return self
+        kept = (1 - shares.sum()).clamp(min=0)
+        probs = (self.scores / temperature).log_softmax(-1) + kept.log()
+        scores = torch.logaddexp(probs, shares.log()) * temperature
+        beside = None if self.beside is None else kept * self.beside + shares
+        return replace(self, scores=scores, beside=beside)
+
 
 def _as_scores(hood: Neighborhood, scores: Any, num_classes: int | None) -> Tensor:
     """``(N, C)`` finite logits."""
