@@ -123,9 +123,7 @@ class Priors:
         cls, declared: Iterable[Parameter], prior: Prior, temperature: float = 1.0,
         agreement: float = 1.0, silence: float = 0.0,
     ) -> "Priors":  # fmt: skip
-        """With ``prior``'s means and deviations. Declared means depend on neighbours' agreement.
-        ``silence`` is 1 where scores say nothing.
-        """
+        """With ``prior``'s means and deviations. Declared means depend on neighbours' agreement."""
         priors = []
         for old in declared:
             mean, sd = prior[old.name]

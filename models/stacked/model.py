@@ -308,10 +308,9 @@ class StackedNMM(nn.Module):
         priors = Priors.of(self.declared, self.prior, temperature, agree, silent)
         if afresh:
             priors.start(formula.values)
-        agree += silent * (1 - agree)
         if options.stages and (self.pool is None or options.num_folds > 1):
             raise ValueError("stages needs a fit with a pool and num_folds=1")
-        draws, evidence = fit_folds(formula, priors, copies, options, agree)
+        draws, evidence = fit_folds(formula, priors, copies, options, agree + silent * (1 - agree))
         self.to(scores)
         with torch.no_grad():
             for name, value in formula.values.items():

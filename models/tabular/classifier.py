@@ -55,8 +55,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
     The classifier is fitted once to all labels and once without each of ``cv`` folds of them. The
     parameters of the NMM are fitted to labels that the classifier has not seen, as is the share of
     the NMM beside temperature scaling (:meth:`~pyro_nmm.models.StackedNMM.fit` with ``folds``). The
-    scores of unlabelled rows are the mean of the whole fit's scores and the folds' mean. The labels'
-    shares replace scores that say nothing, as without features, and labels of neighbours decide.
+    scores of unlabelled rows are the mean of the whole fit's scores and the folds' mean. Shares of
+    labels replace scores that say nothing, as without features, and labels of neighbours decide.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.linear_model import LogisticRegression
