@@ -131,7 +131,7 @@ def test_silence():
     assert silence(probs, 1 - y, out) == 1  # worse than their mean
     assert silence(probs[:1].expand(4, 2), y, out) == 1
     _, scores, y, _, held_out = cliques()
-    assert silence((scores + 3 * one_hot(y, 3)).softmax(-1), y, held_out) == 0
+    assert silence((scores + 3 * one_hot(y, 3)).softmax(-1), y, held_out) < 1e-3
 
 
 def test_no_temperature_of_equal_rows():
