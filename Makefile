@@ -10,6 +10,7 @@
 # its own (several GB, for the oldest torch comes with CUDA).
 # make newest: the quick tests with the newest versions, in an environment of its own (several GB): what
 # pip install -e . brings without the constraints.
+# make extras: pip resolves each extra of pyproject.toml with the constraints, and installs nothing.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,11 +21,12 @@ CONSTRAINTS = constraints.txt
 PIP_CONSTRAINTS = $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 FLOOR ?= build/floor
 NEWEST ?= build/newest
+LIST_EXTRAS = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"])
 # One process a core, each on one thread; processes that the tests start too.
 WORKERS ?= -n logical --dist worksteal
 test-slow test-benchmarks quick coverage: export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-slow test-benchmarks docs quick coverage floor newest lint benchmarks clean
+.PHONY: demo test test-slow test-benchmarks docs quick coverage floor newest extras lint benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/pyro_program.py
@@ -63,6 +65,12 @@ newest: export PIP_UPGRADE_STRATEGY = eager
 newest:
 	rm -f $(NEWEST)/.installed  # there may be newer versions since
 	$(MAKE) quick VENV=$(NEWEST) CONSTRAINTS=
+
+extras: $(STAMP)
+	for extra in $$($(BIN)/python -c '$(LIST_EXTRAS)'); do \
+		echo "extra $$extra"; \
+		$(BIN)/python -m pip install --quiet --dry-run $(PIP_CONSTRAINTS) ".[$$extra]" || exit 1; \
+	done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
