@@ -18,10 +18,7 @@ EXAMPLE = ROOT / "examples" / "distributed.py"
 #: Seconds after which a process counts as hanging: ten times torch's limit for one that waits.
 LIMIT = 600
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 may wait for ever on gloo"),
-]
+pytestmark = pytest.mark.slow
 
 
 def wait_for(path, processes):
