@@ -114,7 +114,8 @@ def test_one_process_does_not_outlive_the_other(pair):
 
 def test_torchrun(uninterrupted):
     state, printed, _ = uninterrupted
-    assert printed.startswith("digits, 2 processes, 2 epochs: test accuracy")
+    last = printed.splitlines()[-1]  # after what gloo of PyTorch 2.10 prints of its connections
+    assert last.startswith("digits, 2 processes, 2 epochs: test accuracy")
     assert state["epochs"] == 2
     assert state["settings"]["world"] == 2
 
