@@ -22,10 +22,11 @@ from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from pyro.infer.mcmc import RandomWalkKernel
 from pyro.ops.stats import effective_sample_size
-from pyro.optim import Adam, ClippedAdam
+from pyro.optim import ClippedAdam
 from scipy.stats import chisquare
 from torch import Tensor
 
+from benchmarks.scale.of_readme import by_kernel_of_readme, by_readme, draws_of, of_members
 from benchmarks.shared.records import Files, Records, command
 from benchmarks.shared.tables import (
     Cell,
@@ -113,13 +114,6 @@ def by_svi(
     return draws_of(guide, votes)
 
 
-def draws_of(guide: AutoNMM, labels: Tensor) -> dict[str, Tensor]:
-    """A thousand draws of each parameter from a guide that was fitted."""
-    with torch.no_grad():
-        draws = [guide.parents(labels) for _ in range(1000)]
-    return {name: torch.stack([draw[name].flatten()[0] for draw in draws]) for name in draws[0]}
-
-
 METHODS: dict[str, Callable] = {
     "kernel, random walk": partial(by_kernel, kernel=RandomWalkKernel),
     "kernel": by_kernel,
@@ -159,28 +153,6 @@ def intervals(truth: dict[str, Tensor], draws: dict[str, Tensor]) -> dict[str, d
         row[name] = {"truth": value.item(), "mean": found.mean().item(), "low": low}
         row[name] |= {"sd": found.std().item(), "high": high}
     return row
-
-
-def of_members(hood: Neighborhood, y: Tensor | None = None) -> None:
-    """The README's program with a prior: one labelling of the club by four labels."""
-    kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
-    alpha = kappa[..., None, None] * torch.full((34, 4), 0.25)
-    nmm(hood, alpha, torch.zeros(hood.num_edges), y, collapsed=True)
-
-
-def by_readme(model: Callable, y: Tensor, args) -> dict[str, Tensor]:
-    pyro.clear_param_store()
-    guide = AutoNMM(model, estimator=Chains())
-    svi = SVI(model, guide, Adam({"lr": 0.05}), Trace_ELBO())
-    for _ in range(200):
-        svi.step(y)
-    return draws_of(guide, y)
-
-
-def by_kernel_of_readme(model: Callable, y: Tensor, args) -> dict[str, Tensor]:
-    mcmc = MCMC(FieldGibbs(model), num_samples=100, warmup_steps=50, disable_progbar=True)
-    mcmc.run(y)
-    return mcmc.get_samples()
 
 
 #: What the README's program runs, and settings that take longer.
