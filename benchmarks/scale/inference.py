@@ -21,7 +21,6 @@ from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from pyro.infer.mcmc import RandomWalkKernel
-from pyro.ops.stats import effective_sample_size
 from pyro.optim import ClippedAdam
 from scipy.stats import chisquare
 from torch import Tensor
@@ -41,6 +40,7 @@ from benchmarks.shared.tables import (
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs
 from pyro_nmm.models import nmm
+from pyro_nmm.ops.diagnostics import effective_size
 
 #: Motions on which the members of the karate club vote.
 NUM_MOTIONS = 30
@@ -218,7 +218,7 @@ def mixing(args, results: Records) -> None:
         chains.run(y)
         draws = chains.get_samples()
         draws["kappa"] = draws["kappa"].log()
-        size = min(effective_sample_size(part[None], 0, 1).item() for part in draws.values())
+        size = min(effective_size(part[None]).item() for part in draws.values())
         seconds = marks[-1] - marks[args.warmup - 1]
         found = {"mean": draws["kappa"].mean().item(), "sd": draws["kappa"].std().item()}
         results.add(**key, samples=args.num_samples, effective=size, seconds=seconds, **found)
@@ -291,7 +291,7 @@ def numpyro(args, results: Records) -> None:
         }
         for parent, change in {"kappa": np.log, "beta": np.asarray}.items():
             values = torch.tensor(np.stack([change(draws[parent][:least]) for draws, *_ in chains]))
-            effective = effective_sample_size(values).item() if least > 3 else 0.0
+            effective = effective_size(values).item() if least > 3 else 0.0
             found = {"mean": values.mean().item(), "sd": values.std().item()} if least else {}
             row[parent] = {"effective": effective} | found
         results.add(**key, **row)

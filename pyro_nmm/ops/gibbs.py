@@ -24,7 +24,7 @@ https://sites.stat.columbia.edu/gelman/book/.
 from typing import NamedTuple
 
 import torch
-from pyro.ops.stats import effective_sample_size, split_gelman_rubin
+from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -33,6 +33,7 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import two_blocks
 from pyro_nmm.ops.counts import on_edges
+from pyro_nmm.ops.diagnostics import effective_size
 from pyro_nmm.ops.entries import Draw, Entries, Wide, draw_of, numbers_of, shift_evidence
 from pyro_nmm.ops.sampling import settle, uniforms_of
 
@@ -119,7 +120,7 @@ class SweepRecord(NamedTuple):
     def effective_size(self) -> Tensor:
         """``(C,)``: how many independent draws the totals are worth, over all chains [2]."""
         self._check("effective_size", "chains of two draws or more", 1, 2)
-        return effective_sample_size(self.totals, chain_dim=0, sample_dim=1)
+        return effective_size(self.totals)
 
     def gelman_rubin(self) -> Tensor:
         """``(C,)``: near one where chains, and halves of a chain, agree on the totals [2]."""

@@ -12,12 +12,12 @@ from cases import everything, sharing_house
 from cost import Work
 from documents import ROOT
 from graphs import house, parameters, to_hood
-from pyro.ops.stats import effective_sample_size
 from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborMixture, OrderedConditional
 from pyro_nmm.distributions.smc import _systematic, sequential_monte_carlo
 from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.ops.diagnostics import effective_size
 from pyro_nmm.ops.stages import Stages
 
 
@@ -243,7 +243,7 @@ def test_pseudo_marginal_metropolis_hastings():
     weights = (mix.log_prob(truth) - grid**2 / 2).softmax(0)
     mean = weights @ grid
     deviation = (weights @ (grid - mean) ** 2).sqrt()
-    size = effective_sample_size(draws[None], chain_dim=0, sample_dim=1)
+    size = effective_size(draws[None])
     assert size > 150
     assert abs(draws.mean() - mean) < 4.5 * deviation / size**0.5
     assert abs(mean) > 3 * deviation / size**0.5  # unlike the prior's

@@ -13,7 +13,6 @@ from pyro import poutine
 from pyro.contrib.autoname import scope
 from pyro.infer import HMC, MCMC, NUTS
 from pyro.infer.mcmc import RandomWalkKernel
-from pyro.ops.stats import effective_sample_size
 from scipy.special import logsumexp
 from scipy.stats import norm
 from shared_fixtures import COMPILED
@@ -22,6 +21,7 @@ from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional, back
 from pyro_nmm.guides import FieldGibbs
 from pyro_nmm.guides.proposals import MOST, Proposals
 from pyro_nmm.models import nmm, node_plate
+from pyro_nmm.ops.diagnostics import effective_size
 
 SQUARE = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3, 3, 0], [1, 0, 2, 1, 3, 2, 0, 3]]), 4)
 LOOKS = torch.linspace(-1.5, 1.5, SQUARE.num_edges, dtype=torch.double)
@@ -173,7 +173,7 @@ def run(model, num_samples, kernel=RandomWalkKernel, warmup_steps=60, **options)
 
 
 def mean_and_error(draws):
-    size = effective_sample_size(draws[None], 0, 1)
+    size = effective_size(draws[None])
     return draws.mean(), (draws.var() / size).sqrt()
 
 
