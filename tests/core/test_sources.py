@@ -40,19 +40,21 @@ def test_grid(height, width, stride, more):
     }
 
 
+@pytest.mark.parametrize("radius", [3.0, 3.7])
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_points(dims):
+def test_points(dims, radius):
+    """A node whose nearest lattice point is half a cell away reaches one step further."""
     positions = 5 * torch.randn(40, dims)
-    hood, places = sources.points(positions, radius=3.0, spacing=2.0)
+    hood, places = sources.points(positions, radius, spacing=2.0)
     assert hood.num_nodes == 40
     assert hood.num_sources == len(places) == len(places.unique(dim=0))
     torch.testing.assert_close(places / 2, (places / 2).round())
     near = (positions[hood.target] - places[hood.source]).norm(dim=-1)
-    assert (near <= 3 + 1e-9).all()
+    assert (near <= radius + 1e-9).all()
     # Every lattice point in reach is a source.
     cells = torch.arange(-20, 21).double() * 2
     lattice = torch.cartesian_prod(*[cells] * dims).view(-1, dims)
-    assert hood.num_edges == int((torch.cdist(positions, lattice) <= 3).sum())
+    assert hood.num_edges == int((torch.cdist(positions, lattice) <= radius).sum())
 
 
 @pytest.mark.parametrize(("radius", "spacing"), [(1, 1), (2, 1), (3, 2), (4, 4)])

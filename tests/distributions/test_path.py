@@ -12,8 +12,10 @@ from graphs import parameters, random_sources, to_hood
 from oracle import label_probs
 from torch.nn.functional import one_hot
 
-from pyro_nmm import LogisticConcentrations, NeighborMixture
+from pyro_nmm import LogisticConcentrations, Neighborhood, NeighborMixture
+from pyro_nmm.distributions import path
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
+from pyro_nmm.ops.entries import entries_of
 
 RUNS = 40
 #: What twenty graphs are asked for, in turn.
@@ -54,8 +56,10 @@ def problem(seed):
 
 
 def scores(estimate, exact):
+    """Deviations in standard errors, to which rounding adds its part."""
     value, error = estimate
-    return (value - exact) / error
+    rounding = 4 * torch.finfo(value.dtype).eps * abs(exact)
+    return (value - exact) / error.hypot(torch.as_tensor(rounding).to(error))
 
 
 @pytest.mark.slow
@@ -82,11 +86,13 @@ def test_loops_and_tensors(kernels):
 
 
 LABELS = torch.tensor([0, 1, 1, 0, 1])
+UNEVEN = [[1e-4, 1e-4], [1.0, 0.5], [1e6, 2e6], [0.03, 0.01], [30.0, 9.0]]
 EXTREME = {
-    "tiny": torch.full((5, 2), 1e-4),
-    "huge": torch.full((5, 2), 1e6),
-    "uneven": torch.tensor([[1e-4, 1e-4], [1.0, 0.5], [1e6, 2e6], [0.03, 0.01], [30.0, 9.0]]),
+    "tiny": torch.full((5, 2), 1e-4).double(),
+    "huge": torch.full((5, 2), 1e6).double(),
+    "uneven": torch.tensor(UNEVEN).double(),
     "single precision": torch.full((5, 2), 0.3, dtype=torch.float),
+    "huge, in single precision": torch.full((5, 2), 1e6, dtype=torch.float),
 }
 
 
@@ -102,7 +108,7 @@ def test_extreme_concentrations(name):
     mix = NeighborMixture(hood, alpha.expand(RUNS, -1, -1), logits.to(alpha))
     value, error = mix.path_likelihood(LABELS, num_sweeps=12)
     assert value.dtype == alpha.dtype
-    found = scores((value.double(), error), exact_of_house(alpha, logits))
+    found = scores((value, error), exact_of_house(alpha, logits))
     assert found.mean().abs() < 0.85  # 4.5 standard errors
     assert error.mean() < 0.06
 
@@ -146,6 +152,42 @@ def test_grid_is_fine_enough():
     mix = NeighborMixture(hood, alpha.expand(8, -1, -1), logits)
     value, _ = mix.path_likelihood(LABELS, num_chains=400, num_points=41)
     assert abs(value.mean() - exact_of_house(alpha, logits)) < 0.002
+
+
+def full(num_nodes, num_sources):
+    """Every node reaches every source."""
+    pairs = torch.cartesian_prod(torch.arange(num_sources), torch.arange(num_nodes))
+    return Neighborhood(pairs.T, num_nodes, num_sources)
+
+
+@pytest.mark.parametrize(("num_nodes", "num_sources", "share"), [(40, 1, 0.9), (4, 8, 0.2)])
+def test_tail_beyond_the_first_concentration(num_nodes, num_sources, share):
+    """
+    The slope there stands for the rest, but for ``TAIL``: all of it if choices are certain, and
+    less if few rows have many sources.
+    """
+    hood, y = full(num_nodes, num_sources), torch.zeros(num_nodes, dtype=torch.long)
+    alpha, logits = torch.ones(num_sources, 20), torch.zeros(hood.num_edges)
+    entries = entries_of(hood, alpha, hood.log_softmax(logits), y).map(lambda part: part[None])
+    independent, top = path.independent(hood, entries)
+    torch.testing.assert_close(independent, torch.tensor([num_nodes * np.log(1 / 20)]))
+    point = torch.tensor(top, requires_grad=True)
+    value = NeighborMixture(hood, point.exp() * alpha, logits).log_prob(y)
+    (slope,) = torch.autograd.grad(value, point)
+    rest = abs(value.item() - independent.item() + slope.item())
+    assert share / 1.5 < rest / path.TAIL < share * 1.5
+
+
+def test_error_of_a_coarse_grid():
+    """Without any noise, all of the standard error is that of Simpson's rule."""
+    hood, y = full(40, 1), torch.zeros(40, dtype=torch.long)
+    mix = NeighborMixture(hood, torch.ones(1, 20), torch.zeros(40))
+    exact, errors = mix.log_prob(y), []
+    for num_points in (5, 9, 41):
+        value, error = mix.path_likelihood(y, num_chains=2, num_points=num_points)
+        assert abs(value - exact) < 3 * error + path.TAIL
+        errors.append(error)
+    assert errors[0] > 0.1 > errors[1] > 0.01 > errors[2]
 
 
 def test_elements_of_a_batch():
