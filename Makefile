@@ -2,6 +2,7 @@
 # make test: environment, installation, lint, types, and all tests but the long ones.
 # make test-slow: the long tests of the library, and those that run documents, examples and the wheel.
 # make test-benchmarks: small runs of the benchmarks, their rivals, and the tables of stored results.
+# make portable: quick tests of numerics in the instructions that all processors have.
 # make docs: the documentation site, docs/_build/html/index.html, which needs no network; tutorials run
 # when their text changes.
 # make coverage: the quick tests again, with every line traced: before Python 3.12 that takes most of
@@ -24,9 +25,12 @@ NEWEST ?= build/newest
 LIST_EXTRAS = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"])
 # One process a core, each on one thread; processes that the tests start too.
 WORKERS ?= -n logical --dist worksteal
-test-slow test-benchmarks quick coverage: export OMP_NUM_THREADS = 1
+test-slow test-benchmarks quick portable coverage: export OMP_NUM_THREADS = 1
+# What depends on the last digits, and is quick: half of it takes a minute on two cores.
+NUMERICS = tests/distributions tests/models/test_consensus.py tests/core/test_concentrations.py \
+	tests/core/test_diagnostics.py tests/core/test_doctests.py tests/core/test_edge_products.py
 
-.PHONY: demo test test-slow test-benchmarks docs quick coverage floor newest extras lint benchmarks clean
+.PHONY: demo test test-slow test-benchmarks docs quick portable coverage floor newest extras lint benchmarks clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/pyro_program.py
@@ -56,6 +60,14 @@ coverage: $(STAMP)
 
 quick: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow" --ignore tests/benchmarks
+
+# PyTorch, MKL and Numba choose instructions by these; compiled loops are kept for one choice.
+portable: export MKL_CBWR = COMPATIBLE
+portable: export ATEN_CPU_CAPABILITY = default
+portable: export NUMBA_CPU_NAME = generic
+portable: export NUMBA_CACHE_DIR = $(CURDIR)/build/numba
+portable: $(STAMP)
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow" $(NUMERICS)
 
 floor:
 	$(MAKE) quick VENV=$(FLOOR) CONSTRAINTS=floor.txt
