@@ -3,14 +3,11 @@
 
 r"""The effective sample size of Markov chains.
 
-It is Geyer's initial monotone sequence [1] over all chains [2]. With :math:`\rho_t` the
-autocorrelation at lag :math:`t` and :math:`P_k = \rho_{2k} + \rho_{2k+1}`, the sum of :math:`P_k`
-ends before its first negative term, and no term is larger than an earlier one.
+With :math:`\rho_t` the autocorrelation at lag :math:`t` and :math:`P_k = \rho_{2k} + \rho_{2k+1}`,
+the sum of :math:`P_k` ends before its first negative term, and no term exceeds an earlier one [1].
 
 [1] Charles J. Geyer (1992) "Practical Markov Chain Monte Carlo", Statistical Science 7,
 https://doi.org/10.1214/ss/1177011137.
-[2] Andrew Gelman et al. (2013) "Bayesian Data Analysis", third edition, section 11.5,
-https://sites.stat.columbia.edu/gelman/book/.
 """
 
 import math
@@ -24,8 +21,7 @@ from torch import Tensor
 def effective_size(draws: Tensor) -> Tensor:
     r"""Effective sample size ``shape`` of draws ``(B, S, *shape)`` of ``B`` chains, NaN if draws
     never change. Cost: :math:`O(B S \log S)`, in memory :math:`O(B S)`. Pyro's
-    ``effective_sample_size`` has the same estimate in memory :math:`O(S^2)` without a bound, and is
-    negative for chains of few or opposite draws.
+    ``effective_sample_size`` takes memory :math:`O(S^2)`, and is negative for opposite draws.
     """
     num_chains, size = draws.shape[:2]
     covariance = autocovariance(draws, 1).mean(0)

@@ -167,7 +167,7 @@ def test_tail_beyond_the_first_concentration(num_nodes, num_sources, share):
     less if few rows have many sources.
     """
     hood, y = full(num_nodes, num_sources), torch.zeros(num_nodes, dtype=torch.long)
-    alpha, logits = torch.ones(num_sources, 20), torch.zeros(hood.num_edges)
+    alpha, logits = torch.full((num_sources, 20), 4.0), torch.zeros(hood.num_edges)
     entries = entries_of(hood, alpha, hood.log_softmax(logits), y).map(lambda part: part[None])
     independent, top = path.independent(hood, entries)
     torch.testing.assert_close(independent, torch.tensor([num_nodes * np.log(1 / 20)]))
