@@ -24,19 +24,22 @@ def is_enumerated(site: Any) -> bool:
 @contextmanager
 def through_blocks(see: Callable[[Any], None] = lambda site: None) -> Iterator[None]:
     """Let enumerated sites pass the blocks inside, and ``see`` other sites that these hide."""
-    depth, process = len(_PYRO_STACK), BlockMessenger._process_message
+    depth, process, hidden = len(_PYRO_STACK), BlockMessenger._process_message, []
 
     def before(block: BlockMessenger, site: Any) -> None:
         process(block, site)
-        inside = any(each is block for each in _PYRO_STACK[depth:])
-        if inside and site["type"] == "sample" and is_enumerated(site):
+        # The first handler is that of the run around the program.
+        inside = any(each is block for each in _PYRO_STACK[depth + 1 :])
+        if not (inside and site["stop"] and site["type"] == "sample"):
+            return
+        if is_enumerated(site):
             site["stop"] = False
+        elif not (site["is_observed"] or site_is_subsample(site)):
+            hidden.append((block, site))
 
     def after(block: BlockMessenger, site: Any) -> None:
-        inside = any(each is block for each in _PYRO_STACK[depth:])
-        latent = site["type"] == "sample" and not (site["is_observed"] or site_is_subsample(site))
-        if inside and latent and site["stop"]:
-            see(site)
+        if hidden and hidden[-1][0] is block and hidden[-1][1] is site:
+            see(hidden.pop()[1])
 
     # Of the class, because a program may make its blocks while it runs. Pyro's stack is one for
     # all threads, too.
@@ -54,8 +57,8 @@ def check_hidden(run: Callable[[dict[str, Tensor]], Trace], sums: Sequence[str] 
 
     :param sums: names of enumerated sites, which other sites may depend on, but no field.
     """
-    hidden: list[str] = []
-    with through_blocks(lambda site: hidden.append(site["name"])):
+    hidden: dict[str, Tensor] = {}
+    with through_blocks(lambda site: hidden.update({site["name"]: site["value"]})):
         first = run({})
     if not hidden and not sums:
         return
@@ -63,7 +66,7 @@ def check_hidden(run: Callable[[dict[str, Tensor]], Trace], sums: Sequence[str] 
 
     def draw_another(site: Any) -> None:
         with torch.random.fork_rng(devices=[]):  # dropout is that of the first run
-            site["value"] = _another(site["fn"], site["value"])
+            site["value"] = _another(site["fn"], hidden[site["name"]])
 
     for names in (hidden, sums):
         if not names:
@@ -76,8 +79,8 @@ def check_hidden(run: Callable[[dict[str, Tensor]], Trace], sums: Sequence[str] 
             changes = name in second and _differ(site, second.nodes[name])
             if changes and names is hidden:
                 raise ValueError(
-                    f"poutine.block hides random sites {names} from the guide, and the "
-                    f"log-probability of site {name!r} depends on them: leave them visible, or "
+                    f"poutine.block hides random sites {[*names]} from the guide, and site "
+                    f"{name!r} depends on them: leave them visible, or "
                     f'sum discrete ones out by infer={{"enumerate": "parallel"}}'
                 )
             if changes and field:
@@ -94,8 +97,16 @@ def _sites(trace: Trace) -> Iterator[tuple[str, Any]]:
 
 
 def _differ(first: Any, second: Any) -> bool:
-    pair = [site["fn"].log_prob(site["value"]) for site in (first, second)]
-    return pair[0].shape != pair[1].shape or not torch.allclose(*pair, equal_nan=True)
+    """Whether densities of a site differ, or the parameters of its field."""
+    pair = [[site["fn"].log_prob(site["value"])] for site in (first, second)]
+    for terms, site in zip(pair, (first, second), strict=True):
+        if "nmm" in site["infer"]:  # choices of different sources do not show their concentration
+            prior = site["infer"]["nmm"][0]
+            terms += [prior.table, prior.logits]
+    return any(
+        a.shape != b.shape or not torch.allclose(a, b, equal_nan=True)
+        for a, b in zip(*pair, strict=True)
+    )
 
 
 def _another(fn: Any, value: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class OneEvent(Messenger):
                 here = f"observed selects {self.num_rows} here: give model and guide the same mask"
                 raise ValueError(f"site {name!r} has {size} nodes from the guide, but {here}")
         if site == "c":
-            self.from_prior = not (msg["is_observed"] or msg["done"])
+            self.from_prior = not msg["is_observed"]
             self.fixed = msg["is_observed"] and msg["mask"] is False  # by Predictive
         self.drawn = site == "y" and not msg["is_observed"]
         if self.drawn and (self.forgotten or _given_choices(name)):
@@ -116,7 +116,7 @@ def _copies(handler: Messenger) -> bool:
 
 def _watched(plate: IndepMessenger, msg: Any) -> None:
     type(plate)._postprocess_message(plate, msg)
-    if msg["type"] == "sample":
+    if msg["type"] == "sample" and not msg["stop"]:
         check_site(msg)
 
 
@@ -146,12 +146,12 @@ def check_site(msg: Any, first: int | None = None) -> None:
     :param first: the rightmost dimension of enumerated sites, if a run had any.
     """
     batch, value = getattr(msg["fn"], "batch_shape", None), msg["value"]
-    if batch is None or msg["stop"]:
+    if batch is None:
         return
     event_dim = msg["fn"].event_dim
     if isinstance(value, Tensor):
         batch = torch.broadcast_shapes(batch, value.shape[: max(0, value.dim() - event_dim)])
-    _check_owned(msg, batch if first is None else batch[first + 1 :])
+    _check_owned(msg, batch if first is None else batch[max(0, len(batch) + first + 1) :])
 
 
 def _check_owned(msg: Any, batch: Size) -> None:
