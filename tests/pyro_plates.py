@@ -20,8 +20,8 @@ from pyro.optim import Adam
 from pyro_rows import LOCS, Located, Measured, Pair, X, Y, in_plate, inside, losses, row, vectorized
 from torch_geometric.nn import GATConv
 
-from pyro_nmm import edge_values
-from pyro_nmm.guides import AmortizedNMM, MixtureGuide, check_program, evidence_guide
+from pyro_nmm import NeighborMixture, edge_values
+from pyro_nmm.guides import AmortizedNMM, AutoNMM, MixtureGuide, check_program, evidence_guide
 from pyro_nmm.models import FreeNMM, node_plate
 
 
@@ -101,6 +101,24 @@ def nodes_in_a_plate():
     check_against(-program.bound(), [program.loc], *sampled)
     program.below = partial(below, subsample_size=2)
     near(-losses(program.model, program.guide, 40, nesting=1), program.bound().detach())
+
+
+@row("node_plate, long format")
+def measurements_in_a_plate():
+    """Of the middle node there are two, and of the last one none."""
+    program, index = Measured(), torch.tensor([1, 0, 1])
+
+    def below(y, **options):
+        with node_plate(PATH, y, index=index, **options) as (rows, y):
+            pyro.sample("x", program.sample(y), obs=X[rows])
+
+    terms = program.sample(torch.arange(2)).log_prob(X[:, None])
+    evidence = torch.zeros(3, 2).double().index_add(0, index, terms.detach())
+    mix, program.below = NeighborMixture(*program.prior), below
+    guide = AutoNMM(program.model)
+    guide()
+    found = guide.posterior(num_samples=None, num_sweeps=0)["c"].marginals()
+    torch.testing.assert_close(found, mix.latents(evidence).posterior().marginals())
 
 
 @row("sum over nodes")
