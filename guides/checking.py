@@ -82,7 +82,7 @@ def check_program(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -
     store = pyro.get_param_store()
     with torch.random.fork_rng(devices=[]), store.scope(store.get_state()):
         with pyro.validation_enabled(True):
-            check_hidden(lambda values: _traced(poutine.condition(model, data=values), pair))
+            check_hidden(lambda values: _traced(poutine.condition(model, data=values), pair), ())
             one = _run(pair)
             _check_labels(pair, one)
             # Another number than all sizes, because particles must not pass for nodes or labels.
@@ -226,6 +226,7 @@ def _check_labels(pair: tuple, run: tuple[poutine.Trace, poutine.Trace]) -> None
             frames = {frame for _, other in _sites(before) for frame in other["cond_indep_stack"]}
             whole = all(f.size == (f.full_size or f.size) for f in frames)
             latent = not all(other["is_observed"] for other, _ in below)
+            latent = latent or any(is_enumerated(other) for _, other in _sites(before))
             # A subsample, and latent sites below the labels, have evidence of their own.
             if site["mask"] is None and whole and not latent:
                 _compare_evidence(name, below, ((totals[0] - totals[1]) * site["scale"]).sum())

@@ -16,9 +16,13 @@ from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
+from torch.distributions import biject_to
 
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.distributions.in_order import InOrder
+from pyro_nmm.fitting import ordinary, with_gradients
+from pyro_nmm.guides.discrete import other_value, redraw, values_of
+from pyro_nmm.guides.hidden_sites import check_hidden
 from pyro_nmm.guides.program import Field, fields_of
 from pyro_nmm.guides.proposals import MOST, Proposals
 from pyro_nmm.models.plates import COPIES
@@ -82,12 +86,18 @@ class FieldGibbs(MCMCKernel):
     ) -> None:  # fmt: skip
         check_integers(1, num_sweeps=num_sweeps)
         check_integers(0, num_moves=num_moves)
+        if isinstance(model, MCMCKernel) or isinstance(kernel, MCMCKernel):
+            made = type(model if isinstance(model, MCMCKernel) else kernel).__name__
+            raise ValueError(
+                f"model must be a Pyro program and kernel a class, got an object of {made}: write "
+                f"FieldGibbs(model, {made}), with options of {made} as keywords"
+            )
         if options.get("jit_compile"):
             raise ValueError("jit_compile would keep the first choices: leave it out")
         self.model, self.num_sweeps, self.num_moves = model, num_sweeps, num_moves
         self.kernel: Any = kernel(self._given_fields, **options)
         self.latent: set[str] = set()  #: label sites that the program does not observe
-        self.states: dict[str, Tensor] = {}  #: of all sites of fields
+        self.states: dict[str, Tensor] = {}  #: of all sites of fields, and of discrete sites
         self._arguments: tuple[tuple, dict] = (), {}
         self._saved: list[str] = []
         self._start: dict[str, Tensor] | None = None
@@ -111,16 +121,24 @@ class FieldGibbs(MCMCKernel):
         with poutine.condition(data=self.states):
             return self.model(*args, **kwargs)
 
+    @with_gradients
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         check_integers(0, warmup_steps=warmup_steps)
         self._arguments, self.states = (args, kwargs), {}
         trace = self._run({})
         _check(trace)
         sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
+        check_hidden(self._run)
         self.latent = {name for name, site in sites.items() if "nmm" in site["infer"]}
+        rest = {name: site for name, site in sites.items()
+                if not (name in self.latent or site_is_subsample(site))}  # fmt: skip
+        #: Discrete sites of no field, and whether their elements in plates are drawn together.
+        self._discrete = {k: True for k, site in rest.items() if site["fn"].support.is_discrete}
+        if self._start:
+            _check_start(self._start, {k: s for k, s in rest.items() if k not in self._discrete})
         # The evidence of a field's labels may depend on labels of fields below it.
-        values = {name: site["value"] for name, site in sites.items()}
-        self._sweep(values)
+        self.states = {name: sites[name]["value"] for name in self._discrete}
+        self._sweep({name: site["value"] for name, site in sites.items()})
         self.kernel.setup(warmup_steps, *args, **kwargs)
         size = sum(value.numel() for value in self.kernel.initial_params.values())
         fields = fields_of(trace, self.latent).items()
@@ -129,6 +147,7 @@ class FieldGibbs(MCMCKernel):
         seen = [name for name, field in fields if not field.latent]
         self._groups += [seen] if seen else []
         self._moves = self.num_moves if 0 < size <= MOST else 0
+        self._flips = self.num_moves if self._discrete else 0
         self._proposals = Proposals(warmup_steps * self._moves)
         if self._start:  # which RandomWalkKernel forgets
             self.kernel.initial_params = self._start
@@ -180,12 +199,27 @@ class FieldGibbs(MCMCKernel):
         return dice.log_prob(self.states[name]).sum()
 
     @torch.no_grad()
+    def _draw_discrete(self, values: dict[str, Tensor]) -> None:
+        """New values of discrete sites of no field given all else."""
+        for name, together in self._discrete.items():
+            value, independent = redraw(partial(self._run_given, values), name, together)
+            self.states = self.states | {name: value}
+            self._discrete[name] = together and independent
+
+    @torch.no_grad()
     def _move(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Metropolis steps of parameters, which the states of fields follow by annealing."""
+        """Metropolis steps of parameters, and of an element of a discrete site each, which the
+        states of fields follow by annealing."""
         names = self._groups[int(torch.randint(len(self._groups), ()))]
         here = self._at(params, names)
-        for _ in range(self._moves):
-            params, log_ratio = self._proposals.propose(here.params)
+        for flips in [False] * self._moves + [True] * self._flips:
+            params, kept, log_ratio = here.params, self.states, torch.zeros(())
+            if flips:
+                name = list(self._discrete)[int(torch.randint(len(self._discrete), ()))]
+                values = values_of(name, here.trace.nodes[name])
+                self.states = kept | {name: other_value(kept[name], values)}
+            else:
+                params, log_ratio = self._proposals.propose(params)
             there = self._at(params, names, here.fields)
             rise, moved = torch.zeros_like(log_ratio), []
             log_ratio = log_ratio + there.log_prob - here.log_prob
@@ -194,7 +228,9 @@ class FieldGibbs(MCMCKernel):
                     annealed = q.anneal(self._states_of(field, q), end, self.num_sweeps)
                     moved.append(annealed.states)
                     log_ratio, rise = log_ratio + annealed.gain.sum(), rise + annealed.rise.sum()
-            if self._proposals.decide(here.params, log_ratio):
+            if not self._proposals.decide(here.params, log_ratio, learns=not flips):
+                self.states = kept
+            else:
                 here = there._replace(log_prob=there.log_prob + rise)
                 for (field, q), states in zip(here.fields, moved, strict=True):
                     self._put(field, q, states)
@@ -215,18 +251,20 @@ class FieldGibbs(MCMCKernel):
             shape = torch.broadcast_shapes(q.batch_shape, field.value("c").shape[:-1])
             fields.append((field, q.expand(shape)))
             log_prob = log_prob - self._log_dice(*fields[-1])
-        return _Point(params, fields, log_prob)
+        return _Point(params, fields, log_prob, trace)
 
     def _constrained(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: self.kernel.transforms[name].inv(params[name]) for name in params}
 
+    @with_gradients
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         params = {name: params[name] for name in self.kernel.initial_params}
         self._sweep(self._constrained(params))
+        self._draw_discrete(self._constrained(params))
+        if self._moves or self._flips:
+            params = self._move(params)
         if not params:
             return self.states
-        if self._moves:
-            params = self._move(params)
         if hasattr(self.kernel, "clear_cache"):
             self.kernel.clear_cache()
         else:  # of RandomWalkKernel: the energy of the parameters at the states before
@@ -239,7 +277,7 @@ class FieldGibbs(MCMCKernel):
 
     @initial_params.setter
     def initial_params(self, params: dict[str, Tensor]) -> None:
-        self.kernel.initial_params = self._start = params
+        self.kernel.initial_params = self._start = ordinary(dict(params))
 
     @property
     def transforms(self) -> dict[str, Any] | None:
@@ -253,7 +291,8 @@ class FieldGibbs(MCMCKernel):
         return self.kernel.logging()
 
     def diagnostics(self) -> dict:
-        return self.kernel.diagnostics()
+        found = self.kernel.diagnostics() if self.kernel.initial_params else {}
+        return {"divergences": []} | found
 
     def end_warmup(self) -> None:
         self.kernel.end_warmup()
@@ -270,6 +309,7 @@ class _Point(NamedTuple):
     params: dict[str, Tensor]
     fields: list[tuple[Field, InOrder]]
     log_prob: Tensor
+    trace: Trace
 
 
 class _Whole:
@@ -280,10 +320,22 @@ class _Whole:
         return value.round().long()
 
 
+def _check_start(start: dict[str, Tensor], sites: dict[str, Any]) -> None:
+    shapes = {k: (*biject_to(s["fn"].support).inv(s["value"]).shape,) for k, s in sites.items()}
+    given = {name: (*value.shape,) for name, value in start.items()}
+    if given != shapes:
+        raise ValueError(
+            f"initial_params must have unconstrained values of all continuous sites and no others, "
+            f"of shapes {shapes} in each chain, got {given}: choices, labels and discrete sites "
+            f"start from draws"
+        )
+
+
 def _check(trace: Any) -> None:
     """Refuse programs for which the kernel would not sample the posterior."""
     if not fields_of(trace, set()):
         raise ValueError("model has no nmm with sampled choices: use the kernel of Pyro itself")
+    trace.compute_log_prob()
     for name, site in trace.nodes.items():
         if site["type"] != "sample":
             continue
@@ -300,4 +352,9 @@ def _check(trace: Any) -> None:
                     f"drawn without, so leave it out, or fit the field with SVI"
                 )
         elif not site["is_observed"] and site["fn"].support.is_discrete:
-            raise ValueError(f"site {name!r} is discrete and no nmm: sum it out in the program")
+            values_of(name, site)
+        elif site["is_observed"] and site["value"].isnan().any() and site["log_prob_sum"].isnan():
+            raise ValueError(
+                f"site {name!r} has NaN in its data: leave it out, as in Normal(loc, scale)"
+                f".mask(~x.isnan()) with obs=x.nan_to_num()"
+            )

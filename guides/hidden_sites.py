@@ -15,6 +15,8 @@ from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+SUMS = 'infer={"enumerate": "parallel"}'
+
 
 def is_enumerated(site: Any) -> bool:
     """Whether a latent site is to be enumerated in the model, so that no guide draws it."""
@@ -22,8 +24,11 @@ def is_enumerated(site: Any) -> bool:
 
 
 @contextmanager
-def through_blocks(see: Callable[[Any], None] = lambda site: None) -> Iterator[None]:
-    """Let enumerated sites pass the blocks inside, and ``see`` other sites that these hide."""
+def through_blocks(
+    see: Callable[[Any], None] = lambda site: None, sums: bool = True
+) -> Iterator[None]:
+    """Let enumerated sites pass the blocks inside if they are ``sums``, and ``see`` other sites
+    that these hide."""
     depth, process, hidden = len(_PYRO_STACK), BlockMessenger._process_message, []
 
     def before(block: BlockMessenger, site: Any) -> None:
@@ -32,7 +37,7 @@ def through_blocks(see: Callable[[Any], None] = lambda site: None) -> Iterator[N
         inside = any(each is block for each in _PYRO_STACK[depth + 1 :])
         if not (inside and site["stop"] and site["type"] == "sample"):
             return
-        if is_enumerated(site):
+        if sums and is_enumerated(site):
             site["stop"] = False
         elif not (site["is_observed"] or site_is_subsample(site)):
             hidden.append((block, site))
@@ -52,13 +57,17 @@ def through_blocks(see: Callable[[Any], None] = lambda site: None) -> Iterator[N
         del BlockMessenger._postprocess_message
 
 
-def check_hidden(run: Callable[[dict[str, Tensor]], Trace], sums: Sequence[str] = ()) -> None:
+def check_hidden(
+    run: Callable[[dict[str, Tensor]], Trace], sums: Sequence[str] | None = None
+) -> None:
     """Refuse a program with hidden draws that its fields or its data depend on.
 
-    :param sums: names of enumerated sites, which other sites may depend on, but no field.
+    :param sums: names of enumerated sites, which other sites may depend on, but no field; ``None``
+        if nothing sums them out.
     """
     hidden: dict[str, Tensor] = {}
-    with through_blocks(lambda site: hidden.update({site["name"]: site["value"]})):
+    reveal = sums is not None
+    with through_blocks(lambda site: hidden.update({site["name"]: site["value"]}), reveal):
         first = run({})
     if not hidden and not sums:
         return
@@ -71,8 +80,8 @@ def check_hidden(run: Callable[[dict[str, Tensor]], Trace], sums: Sequence[str] 
     for names in (hidden, sums):
         if not names:
             continue
-        more = {name: _another(first.nodes[name]["fn"], fixed[name]) for name in sums}
-        with through_blocks(draw_another if names is hidden else lambda site: None):
+        more = {name: _another(first.nodes[name]["fn"], fixed[name]) for name in sums or ()}
+        with through_blocks(draw_another if names is hidden else lambda site: None, reveal):
             second = run(fixed | (more if names is sums else {}))
         for name, site in _sites(first):
             field = "nmm" in site["infer"]
@@ -80,8 +89,8 @@ def check_hidden(run: Callable[[dict[str, Tensor]], Trace], sums: Sequence[str] 
             if changes and names is hidden:
                 raise ValueError(
                     f"poutine.block hides random sites {[*names]} from the guide, and site "
-                    f"{name!r} depends on them: leave them visible, or "
-                    f'sum discrete ones out by infer={{"enumerate": "parallel"}}'
+                    f"{name!r} depends on them: leave them visible"
+                    + (f", or sum discrete ones out by {SUMS}" if reveal else "")
                 )
             if changes and field:
                 raise ValueError(

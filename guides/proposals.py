@@ -55,11 +55,11 @@ class Proposals:
         names = zip(params.items(), parts, strict=True)
         return {name: part.view_as(value) for (name, value), part in names}, log_ratio
 
-    def decide(self, params: dict[str, Tensor], log_ratio: Tensor) -> bool:
-        """Whether the step from ``params`` is accepted. The warm-up learns from it."""
+    def decide(self, params: dict[str, Tensor], log_ratio: Tensor, learns: bool = True) -> bool:
+        """Whether a step from ``params`` is accepted. The warm-up ``learns`` from it."""
         probability = log_ratio.clamp(max=0).exp().nan_to_num(0).item()
-        self.num_steps += 1
-        if self.num_steps <= self.warmup_steps:
+        self.num_steps += learns
+        if learns and self.num_steps <= self.warmup_steps:
             if self._walks:
                 self._log_scale += (probability - _ACCEPTED) / self.num_steps**0.6
             if self.num_steps == self.warmup_steps // 4:  # the way to the posterior is forgotten

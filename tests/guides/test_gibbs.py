@@ -209,8 +209,11 @@ def test_labels_without_a_continuous_site():
     kept = run(no_parents, 200, warmup_steps=10, save_params=["y", "c"]).get_samples()
     labels, joint = joint_of_x(X, 1.0)
     exact = (np.exp(joint - logsumexp(joint))[:, None] * labels).sum(0)
-    for node in range(4):
-        check(kept["y"][:, node].double(), exact[node])
+    for node in range(4):  # of draws that may all be equal
+        mean, error = mean_and_error(kept["y"][:, node].double() + 1e-9 * torch.randn(200))
+        assert abs(mean - exact[node]) < 4.5 * max(
+            error, (exact[node] * (1 - exact[node]) / 200) ** 0.5
+        )
     assert kept["c"].dtype == kept["y"].dtype == torch.long
     assert set(kept["c"][:, 0].tolist()) == {0, 1, 3}
 
@@ -375,14 +378,14 @@ def copied():
 
 
 def gated():
-    pyro.sample("gate", dist.Bernoulli(0.5))
+    pyro.sample("gate", dist.Poisson(2.0))
     field(MOTIONS[0])
 
 
 REFUSED = {
     "subsamples": thinned,
     "one copy": copied,
-    "is discrete": gated,
+    "'gate' is discrete and its values cannot be enumerated": gated,
     "has no nmm": kappa,
     "poutine.scale": poutine.scale(lambda: field(MOTIONS[0]), scale=2.0),
     "or poutine.mask": poutine.mask(lambda: field(MOTIONS[0]), mask=False),
