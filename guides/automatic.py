@@ -279,7 +279,7 @@ class AutoNMM(AutoGuide):
     def _of_other_data(self, trace: Trace) -> bool:
         """Whether observed values of a run are other ones than in the step before."""
         own = self._latents.union(self.plates)  # which a run is given
-        whole = {
+        whole: dict[str, Any] = {
             name: site["value"]
             for name, site in trace.nodes.items()
             if site["type"] == "sample" and site["is_observed"] and name not in own
@@ -289,17 +289,19 @@ class AutoNMM(AutoGuide):
         self._data = {k: (v, 0 if v.is_inference() else v._version) for k, v in whole.items()}
         for name in old.keys() & whole.keys():
             (before, version), (value, now) = old[name], self._data[name]
-            same = before.shape == value.shape and version == now and torch.equal(before, value)
-            changed += [] if (before is value and version == now) or same else [name]
+            equal = before.shape == value.shape and torch.equal(before, value)
+            changed += [] if (version == now if before is value else equal) else [name]
         if changed:
+            assert isinstance(self.estimator, Chains)
             warn_of_other_data(f"data of sites {changed}", self.estimator.warmup_sweeps)
         return bool(changed)
 
     def _chains(self, field: Field) -> Chains:
         key = field.name.replace(".", "/")  # no name of a module has a dot
         if key not in self.chains:
-            self.chains.add_module(key, copy.deepcopy(self.estimator))  # type: ignore[arg-type]
-            self.chains[key].of_prediction = bool(consumer(*PREDICTIVE))
+            chains: Any = copy.deepcopy(self.estimator)
+            self.chains.add_module(key, chains)
+            chains.of_prediction = bool(consumer(*PREDICTIVE))
         return self.chains[key]  # type: ignore[return-value]
 
     def _stored(self, field: Field) -> dict[str, Tensor]:

@@ -254,7 +254,8 @@ class Chains(nn.Module):
         if number < particles:
             new = torch.full((particles - number, *each), -1, device=device)
             return new if old is None else torch.cat([old.to(device), new])
-        return old if old.device == device else old.to(device)  # type: ignore[union-attr]
+        assert old is not None
+        return old if old.device == device else old.to(device)
 
     def _of_other_data(self, q: InOrder, elements: Callable[[], Tensor]) -> bool:
         """Whether labels or evidence are of other data than before, for elements of plates."""

@@ -124,7 +124,7 @@ def _traced(program: Callable, pair: tuple) -> poutine.Trace:
 
 
 def _run(
-    pair: tuple, nesting: float = math.inf, particles: Any = None
+    pair: tuple, nesting: Any = math.inf, particles: Any = None
 ) -> tuple[poutine.Trace, poutine.Trace]:
     """One run of model and guide, with the subsamples of plates, which losses leave out."""
     if particles:

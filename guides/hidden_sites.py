@@ -48,13 +48,13 @@ def through_blocks(
 
     # Of the class, because a program may make its blocks while it runs. Pyro's stack is one for
     # all threads, too.
-    BlockMessenger._process_message = before  # type: ignore[method-assign]
-    BlockMessenger._postprocess_message = after  # type: ignore[method-assign]
+    handler: Any = BlockMessenger
+    handler._process_message, handler._postprocess_message = before, after
     try:
         yield
     finally:
-        BlockMessenger._process_message = process  # type: ignore[method-assign]
-        del BlockMessenger._postprocess_message
+        handler._process_message = process
+        del handler._postprocess_message
 
 
 def check_hidden(
@@ -71,7 +71,7 @@ def check_hidden(
         first = run({})
     if not hidden and not sums:
         return
-    fixed = {name: site["value"] for name, site in first.iter_stochastic_nodes()}
+    fixed: dict[str, Any] = {k: site["value"] for k, site in first.iter_stochastic_nodes()}
 
     def draw_another(site: Any) -> None:
         with torch.random.fork_rng(devices=[]):  # dropout is that of the first run

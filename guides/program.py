@@ -272,16 +272,17 @@ def _summed_terms(trace: Any, names: list[str], field: Field) -> Iterator[Term]:
     known = set(trace.symbol_to_dim.values())
     around = {f.dim: chr(ord("A") + n) for n, f in enumerate(get_plates()) if f.dim not in known}
     factors: OrderedDict = OrderedDict()
-    frames, nodes, sums = {}, {}, set()
+    frames: dict[str, Any] = {}
+    nodes: dict[str, Tensor] = {}
+    sums: set[str] = set()
     for name in names:
         site = trace.nodes[name]
         symbols, infer = around | site["infer"]["_dim_to_symbol"], site["infer"]
         term = packed.pack(site["fn"].log_prob(site["value"]), symbols)
         term = packed.scale_and_mask(term, mask=packed.pack(site["mask"], symbols))
-        plates = {
-            trace.plate_to_symbol[f.name]: f for f in site["cond_indep_stack"] if f.vectorized
-        }
-        factors.setdefault(frozenset([*plates, *around.values()]), []).append(term)
+        stack = [f.name for f in site["cond_indep_stack"] if f.vectorized]
+        ordinal = frozenset([*map(trace.plate_to_symbol.get, stack), *around.values()])
+        factors.setdefault(ordinal, []).append(term)
         frames |= {symbols[f.dim]: f for f in _frames(site, field)}
         nodes |= infer.get("nodes", {})
         if "_enumerate_dim" in infer:
@@ -388,7 +389,7 @@ def check_tracked(run: Run, field: Field) -> None:
         site, other = tracked.nodes[key], changed.nodes[key]
         if site["type"] == "sample" and not site_is_subsample(site):
             log_prob = site["fn"].log_prob(site["value"])
-            plain = extract_provenance(log_prob)[0]
+            plain: Any = extract_provenance(log_prob)[0]
             if not torch.equal(plain, other["fn"].log_prob(other["value"])):
                 refuse_lost(key, name, site["fn"], log_prob, name)
 

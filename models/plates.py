@@ -280,5 +280,5 @@ def _labels_in_plate(
             yield numbers[part], y
 
 
-def _with_places(name: str, places: Tensor, site: Any) -> dict:
+def _with_places(name: str, places: Tensor, site: Any) -> Any:
     return {"nodes": {**site["infer"].get("nodes", {}), name: places}}
