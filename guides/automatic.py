@@ -220,7 +220,8 @@ class AutoNMM(AutoGuide):
         fields, num_turns = self._fields(run), 1
         if isinstance(self.estimator, Chains):
             every = [self._chains(field) for field in fields.values()]
-            other = any(self._of_other_data(field.trace) for field in [*fields.values()][:1])
+            seen = [] if consumer(*PREDICTIVE) else [*fields.values()][:1]
+            other = any(self._of_other_data(field.trace) for field in seen)
             for chains in every:
                 chains.other_data = other and len(every) == 1
             if len(every) > 1:  # chains of one field depend on the states of others
@@ -289,7 +290,7 @@ class AutoNMM(AutoGuide):
         self._data = {k: (v, 0 if v.is_inference() else v._version) for k, v in whole.items()}
         for name in old.keys() & whole.keys():
             (before, version), (value, now) = old[name], self._data[name]
-            equal = before.shape == value.shape and torch.equal(before, value)
+            equal = torch.equal(before.nan_to_num(), value.nan_to_num())
             changed += [] if (version == now if before is value else equal) else [name]
         if changed:
             assert isinstance(self.estimator, Chains)

@@ -304,7 +304,8 @@ class StackedNMM(nn.Module):
             shares = (labels.to(scores).sum(0) + LABELS / scores.shape[1]) / (len(labels) + LABELS)
             t, shares = scores.new_tensor(temperature), silent * shares
             formula = replace(formula, temperature=t, shares=shares, share=1.0)
-        silent = 0.0 if formula.shares is None else float(formula.shares.sum())
+        else:
+            silent = 0.0 if formula.shares is None else float(formula.shares.sum())
         priors = Priors.of(self.declared, self.prior, temperature, agree, silent)
         if afresh:
             priors.start(formula.values)
