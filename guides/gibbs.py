@@ -49,6 +49,10 @@ class FieldGibbs(MCMCKernel):
     With a few parameters the steps do most of the work, and ``kernel=RandomWalkKernel``, which
     evaluates the program once, is fastest; more than 100 have no such steps.
 
+    Discrete sites of no field, with finitely many values, are drawn from their full conditionals by
+    a run of the program at each value. Elements in plates are drawn together if no site depends on
+    several of them. As many joint moves change an element of these sites and all choices.
+
     >>> import pyro
     >>> import pyro.distributions as dist
     >>> from pyro.infer import MCMC
@@ -65,9 +69,10 @@ class FieldGibbs(MCMCKernel):
     torch.Size([20])
 
     ``MCMC`` keeps the continuous sites. Its ``save_params=["kappa", "c"]`` keeps choices
-    ``(num_samples, ..., n)``, and latent labels ``y``, too, as integers, which ``summary()`` and
-    ``diagnostics()`` of Pyro cannot average. ``Predictive`` of ``nmm(..., predict=True)`` needs the
-    choices: without them Pyro draws them from the prior.
+    ``(num_samples, ..., n)``, latent labels ``y`` and discrete sites, too, as integers, which
+    ``summary()`` and ``diagnostics()`` of Pyro cannot average: give
+    ``pyro.infer.mcmc.util.summary`` the draws of the continuous sites alone. ``Predictive`` of
+    ``nmm(..., predict=True)`` needs the choices.
 
     :param model: a Pyro program, without subsampling and vectorized particles.
     :param kernel: of the continuous sites, a class such as ``NUTS``, ``HMC`` or
@@ -77,7 +82,8 @@ class FieldGibbs(MCMCKernel):
         second with 100 to 1,600 nodes.
     :param int num_moves: joint moves before each of its steps; 0 for none. 4, 8 and 16 have 14.1,
         10.8 and 9.2 effective draws a CPU second with 100 nodes, 7.1, 7.5 and 4.8 with 400.
-    :raises ValueError: for a program with no field, a tempered field or another discrete site.
+    :raises ValueError: for a program with no field, a tempered field, a discrete site whose values
+        cannot be enumerated, and random sites that ``poutine.block`` hides.
     """
 
     def __init__(

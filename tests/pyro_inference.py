@@ -394,6 +394,28 @@ def automatic_evidence():
     near(-losses(program.model, AutoNMM(program.model), size=200), program.bound().detach())
 
 
+@row("FieldGibbs, discrete sites")
+def discrete_parent():
+    """Of two concentrations: the posterior of the larger one."""
+
+    def model():
+        more = pyro.sample("more", dist.Bernoulli(0.3))
+        alpha, logits = parameters(PATH, 2)
+        with pyro.plate("labellings", 3):
+            nmm(PATH, alpha * (0.2 + 3 * more), logits, FIELDS, collapsed=True)
+
+    alpha, logits = parameters(PATH, 2)
+    fields = (NeighborMixture(PATH, alpha * (0.2 + 3 * more), logits) for more in range(2))
+    logs = torch.stack([field.log_prob(FIELDS).sum() for field in fields])
+    exact = (logs + torch.tensor([0.7, 0.3]).double().log()).softmax(0)[1]
+    kernel = FieldGibbs(model, num_sweeps=2, num_moves=1)
+    kernel.save_params = ["more"]
+    mcmc = infer.MCMC(kernel, 150, 5, disable_progbar=True)
+    mcmc.run()
+    draws = mcmc.get_samples()["more"].double()
+    assert abs(draws.mean() - exact) < 4 * (exact * (1 - exact) / 40) ** 0.5  # of four draws one
+
+
 @row("Chains, weighed draws")
 def weighed_states():
     pair = Pair()
