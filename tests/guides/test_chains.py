@@ -281,3 +281,23 @@ def test_a_fit_goes_on(tmp_path):
     fit(path, estimator=Chains(), save_every=4, num_epochs=5, patience=20)
     again, _ = fit(path, estimator=Chains(), save_every=4, num_epochs=10)
     assert torch.equal(whole, again)
+
+
+def test_rows_that_are_not_observed_keep_their_choices(way):
+    """Of a mask's rows the choices move, and those of the other rows stay."""
+    chains = Chains(3)
+    run(chains, 30)
+    before = chains.states.clone()
+    run(chains, 30, observed(mask=SOME)[0], seed=1)
+    moved = (chains.states != before).flatten(0, 1).any(0)
+    assert moved.tolist() == SOME.tolist()
+
+
+def test_entries_are_written_in_place(monkeypatch):
+    """A CUDA graph of a step goes on where it was only if the step writes where it reads."""
+    monkeypatch.setattr("pyro_nmm.ops.two_blocks.runs_on", lambda device: True)
+    chains, rows, found = Chains(), HOOD.restrict(None), []
+    for _ in range(2):
+        run(chains)
+        found.append(chains._last.get((chains.states, rows), lambda: None))
+    assert found[0] is found[1]

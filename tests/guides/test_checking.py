@@ -43,6 +43,12 @@ def test_right_programs():
     assert all(abs(loss - losses.mean()) < 6 * spread for loss in checked)
 
 
+def test_a_scale_of_both_programs():
+    """The evidence is scaled, too, and there is nothing to warn of."""
+    halved = Located()
+    check_program(*(pyro.poutine.scale(p, scale=0.5) for p in (halved.model, halved.guide)))
+
+
 @pytest.mark.slow
 def test_subsamples_scales_and_other_sites():
     """All of these are right, and there is nothing to warn of."""
