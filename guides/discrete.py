@@ -24,8 +24,8 @@ def values_of(name: str, site: Any) -> Tensor:
         kind = type(fn).__name__
         raise ValueError(
             f"site {name!r} is discrete and its values cannot be enumerated, because it is a "
-            f"{kind}: give it finitely many values, such as Categorical(logits={kind}(...)"
-            f".log_prob(torch.arange(50.0)))"
+            f"{kind}: give it finitely many values, such as Categorical(logits=Poisson(2.0)"
+            f".log_prob(torch.arange(50.0))) for a Poisson"
         ) from None
     return values.reshape(-1, *fn.event_shape)
 

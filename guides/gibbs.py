@@ -145,7 +145,11 @@ class FieldGibbs(MCMCKernel):
         # The evidence of a field's labels may depend on labels of fields below it.
         self.states = {name: sites[name]["value"] for name in self._discrete}
         self._sweep({name: site["value"] for name, site in sites.items()})
-        self.kernel.setup(warmup_steps, *args, **kwargs)
+        try:
+            self.kernel.setup(warmup_steps, *args, **kwargs)
+        except ValueError:
+            _check_nan(trace, masked=True)
+            raise
         size = sum(value.numel() for value in self.kernel.initial_params.values())
         fields = fields_of(trace, self.latent).items()
         #: Fields that move with parameters: all with observed labels, or one with latent labels.
@@ -342,6 +346,7 @@ def _check(trace: Any) -> None:
     if not fields_of(trace, set()):
         raise ValueError("model has no nmm with sampled choices: use the kernel of Pyro itself")
     trace.compute_log_prob()
+    _check_nan(trace)
     for name, site in trace.nodes.items():
         if site["type"] != "sample":
             continue
@@ -359,7 +364,14 @@ def _check(trace: Any) -> None:
                 )
         elif not site["is_observed"] and site["fn"].support.is_discrete:
             values_of(name, site)
-        elif site["is_observed"] and site["value"].isnan().any() and site["log_prob_sum"].isnan():
+
+
+def _check_nan(trace: Any, masked: bool = False) -> None:
+    """Refuse NaN in data; also in ``masked`` data, whose density is right but not its gradient."""
+    for name, site in trace.nodes.items():
+        if site["type"] != "sample" or not (site["is_observed"] and site["value"].isnan().any()):
+            continue
+        if masked or site["log_prob_sum"].isnan():
             raise ValueError(
                 f"site {name!r} has NaN in its data: leave it out, as in Normal(loc, scale)"
                 f".mask(~x.isnan()) with obs=x.nan_to_num()"

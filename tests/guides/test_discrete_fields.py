@@ -1,0 +1,131 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Discrete sites beside fields in MCMC, beside all labels and values enumerated."""
+
+from itertools import product
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from oracle import of_hood
+from pyro.contrib.autoname import scope
+from pyro.infer import MCMC
+from pyro.infer.mcmc import RandomWalkKernel
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides import FieldGibbs
+from pyro_nmm.models import nmm
+from pyro_nmm.ops.diagnostics import effective_size
+
+HOOD = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
+ALPHA = torch.tensor([[0.4, 0.8], [0.9, 0.3], [0.3, 0.3]]).double()
+LOGITS = torch.linspace(-1.0, 1.0, HOOD.num_edges).double()
+Y, X = torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([0.9, -0.8, 0.3]).double()
+CHANCES = torch.tensor([0.3, 0.6]).double()
+LABELS = torch.tensor(list(product(range(2), repeat=3)))
+
+
+def log_probs(alpha, logits=LOGITS):
+    """Log p(y) of all labellings."""
+    found = of_hood(HOOD, alpha, logits)
+    return torch.as_tensor(found.log_prob[[found.index(y) for y in LABELS]])
+
+
+def log_prob(y, alpha):
+    return log_probs(alpha)[LABELS.tolist().index(y.tolist())]
+
+
+def in_a_plate(**options):
+    """Each labelling has a parent of its own."""
+    with pyro.plate("labellings", 2):
+        d = pyro.sample("d", dist.Bernoulli(CHANCES))
+        nmm(HOOD, (0.1 + 8 * d)[:, None, None] * ALPHA, LOGITS, Y, **options)
+
+
+def exact_in_a_plate():
+    pairs = [torch.stack([log_prob(y, size * ALPHA) for size in (0.1, 8.1)]) for y in Y]
+    prior = torch.stack([1 - CHANCES, CHANCES], -1).log()
+    return {"d": (torch.stack(pairs) + prior).softmax(-1)[:, 1]}
+
+
+def of_nodes():
+    """Each node's concentration has an element of one site, which all labels depend on."""
+    d = pyro.sample("d", dist.Categorical(torch.tensor([0.5, 0.2, 0.3]).expand(3, 3)).to_event(1))
+    nmm(HOOD, (0.1 + 2 * d)[:, None] * ALPHA, LOGITS, Y[0], collapsed=True)
+
+
+def exact_of_nodes():
+    rows, chances = list(product(range(3), repeat=3)), torch.tensor([0.5, 0.2, 0.3]).log()
+    values = torch.tensor(rows)
+    logs = [log_prob(Y[0], (0.1 + 2 * d.double())[:, None] * ALPHA) for d in values]
+    return {"d": (torch.stack(logs) + chances[values].sum(1)).softmax(0) @ values.double()}
+
+
+def two_fields():
+    """A mixture: each node shows its label of one of two fields."""
+    labels = []
+    for name, sign in (("a", 1), ("b", -1)):
+        with scope(prefix=name):
+            labels.append(nmm(HOOD, ALPHA, sign * LOGITS, collapsed=True))
+    m = pyro.sample("m", dist.Bernoulli(torch.full((3,), 0.4).double()).to_event(1))
+    shown = torch.where(m > 0, *labels)
+    pyro.sample("x", dist.Normal(2.0 * shown - 1, 0.7).to_event(1), obs=X)
+
+
+def exact_two_fields():
+    first, second = log_probs(ALPHA), log_probs(ALPHA, -LOGITS)
+    seen = dist.Normal(2.0 * LABELS.double() - 1, 0.7).log_prob(X)
+    a, b = seen[:, None] + torch.tensor(0.4).log(), seen[None] + torch.tensor(0.6).log()
+    of_m = torch.stack(torch.broadcast_tensors(b, a), -1)
+    joint = first[:, None] + second + of_m.logsumexp(-1).sum(-1)
+    probs = joint.flatten().softmax(0).view(8, 8)
+    return {
+        "m": torch.einsum("ab, abn -> n", probs, of_m.softmax(-1)[..., 1]),
+        "a/y": probs.sum(1) @ LABELS.double(),
+    }
+
+
+CASES = {
+    "in a plate": (lambda: in_a_plate(collapsed=True), exact_in_a_plate, 2),
+    "in a plate, dice": (in_a_plate, exact_in_a_plate, 2),
+    "of nodes": (of_nodes, exact_of_nodes, 1),
+    "two fields": (two_fields, exact_two_fields, 1),
+}
+
+
+def draws_of(model, num_moves, number, names, **options):
+    gibbs = FieldGibbs(model, RandomWalkKernel, num_sweeps=2, num_moves=num_moves)
+    mcmc = MCMC(gibbs, number, 10, disable_progbar=True, save_params=names, **options)
+    mcmc.run()
+    return mcmc
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_posterior(name):
+    model, truth, num_moves = CASES[name]
+    pyro.set_rng_seed(5)
+    exact = truth()
+    draws = draws_of(model, num_moves, 150, [*exact]).get_samples()
+    for key, value in exact.items():
+        for found, mean in zip(draws[key].double().T, value, strict=True):
+            error = found.std() / effective_size(found[None]) ** 0.5
+            assert (found.mean() - mean).abs() < 4.5 * error
+            assert error < 0.25
+
+
+def test_nan_in_masked_data():
+    """A mask mends the density, but not its gradient."""
+    x = torch.tensor([0.3, torch.nan, 1.0])
+
+    def model(x, measured):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        y = nmm(HOOD, ALPHA, LOGITS, collapsed=True)
+        pyro.sample("x", dist.Normal(mean + y, 1.0).mask(measured).to_event(1), obs=x)
+
+    mcmc = MCMC(FieldGibbs(model, RandomWalkKernel, num_sweeps=1), 2, 1, disable_progbar=True)
+    for measured in (torch.tensor(True), ~x.isnan()):
+        with pytest.raises(ValueError, match="site 'x' has NaN in its data"):
+            mcmc.run(x, measured)
+    mcmc.run(x.nan_to_num(), ~x.isnan())
