@@ -10,6 +10,7 @@ import pytest
 import torch
 from oracle import of_hood
 from pyro import poutine
+from pyro.contrib.autoname import scope
 from pyro.distributions import LogNormal, Normal
 from pyro.infer import (
     SVI,
@@ -26,6 +27,7 @@ from pyro.infer.autoguide import AutoDelta, init_to_value
 from pyro.infer.importance import vectorized_importance_weights
 from pyro.infer.predictive import WeighedPredictive
 from pyro.optim import Adam
+from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import AutoNMM, Chains, evidence_guide, ordered_guide
@@ -129,6 +131,43 @@ def test_predictions_start_anew(parallel):
     p = probs.to(torch.double) @ labels.double()
     error = (p * (1 - p) / number).sqrt()
     assert ((drawn.double().mean(0).view(-1) - p).abs() < 4.5 * error).all()
+
+
+def near(drawn, probs):
+    error = (probs * (1 - probs) / len(drawn)).sqrt()
+    assert ((drawn.double().mean(0).view(-1) - probs).abs() < 4.5 * error).all()
+
+
+def test_predictions_of_a_guide_by_hand():
+    pair, theta = latent_pair(Chains()), torch.zeros(2)
+    model, guide = (partial(program, theta, X) for program in pair)
+    Trace_ELBO().loss(model, guide)
+    labels, probs = exact()
+    drawn = Predictive(model, guide=guide, num_samples=4000, parallel=True)()["y"]
+    near(drawn, probs.double() @ labels.double())
+
+
+def test_predictions_of_two_fields():
+    """The labels of one are in the concentrations of the other, so that each depends on both."""
+    evidence = emission(torch.arange(2)).log_prob(X[:, None])
+
+    def model():
+        with scope(prefix="a"):
+            y = nmm(STAR, ALPHA, LOGITS, collapsed=True)
+        with scope(prefix="b"):
+            y = nmm(STAR, ALPHA + one_hot(y, 2), LOGITS, collapsed=True)
+            pyro.sample("x", emission(y).to_event(1), obs=X)
+
+    oracle = of_hood(STAR, ALPHA, LOGITS)
+    labels, joint = torch.tensor(oracle.labels), []
+    for y, log_prob in zip(labels, torch.tensor(oracle.log_prob).flatten(), strict=True):
+        below = torch.tensor(of_hood(STAR, ALPHA + one_hot(y, 2), LOGITS).log_prob).flatten()
+        joint.append(log_prob + below + evidence[torch.arange(4), labels].sum(-1))
+    probs = torch.stack(joint).flatten().softmax(0).view(len(labels), -1).double()
+    guide = AutoNMM(model, estimator=Chains())
+    drawn = Predictive(model, guide=guide, num_samples=4000, parallel=True)()
+    near(drawn["a/y"], probs.sum(1) @ labels.double())
+    near(drawn["b/y"], probs.sum(0) @ labels.double())
 
 
 def test_new_particles_start_anew():
