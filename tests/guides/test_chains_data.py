@@ -140,8 +140,9 @@ def near(drawn, probs):
 
 def test_predictions_of_a_guide_by_hand():
     pair, theta = latent_pair(Chains()), torch.zeros(2)
+    fitted = (partial(program, theta, SETS["measurements"][1][1]) for program in pair)
+    Trace_ELBO(4000, vectorize_particles=True, max_plate_nesting=0).loss(*fitted)
     model, guide = (partial(program, theta, X) for program in pair)
-    Trace_ELBO().loss(model, guide)
     labels, probs = exact()
     drawn = Predictive(model, guide=guide, num_samples=4000, parallel=True)()["y"]
     near(drawn, probs.double() @ labels.double())
