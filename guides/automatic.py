@@ -134,7 +134,16 @@ class AutoNMM(AutoGuide):
             self.prototype_trace = poutine.trace(self.model).get_trace(*args, **kwargs)
         # Plates of observed sites may subsample too, and the model takes over the guide's choice.
         stacks = (s.get("cond_indep_stack", ()) for s in self.prototype_trace.nodes.values())
-        self._prototype_frames = {frame.name: frame for stack in stacks for frame in stack}
+        frames = {frame.name: frame for stack in stacks for frame in stack}
+        self._depths = [-frame.dim for frame in frames.values() if frame.dim is not None]
+        drawn = (s for _, s in self.prototype_trace.iter_stochastic_nodes() if not is_enumerated(s))
+        around = {frame.name for site in drawn for frame in site["cond_indep_stack"]}
+        # Plates of data alone may have another size in each call.
+        self._prototype_frames = {
+            name: frame
+            for name, frame in frames.items()
+            if name in around or (frame.full_size or frame.size) > frame.size
+        }
         self._latents = set()
         for name, site in self.prototype_trace.iter_stochastic_nodes():
             discrete = not site_is_subsample(site) and site["fn"].support.is_discrete
@@ -186,10 +195,10 @@ class AutoNMM(AutoGuide):
         """Runs of the program with these values, beside the handlers around the guide; ``sums``
         gives enumerated sites all of their values."""
         indices = {name: plate.indices for name, plate in self.plates.items()}
-        model, sums = AgreedSubsamples(indices)(self.model), sums and bool(self._sums)
+        model, reveal = AgreedSubsamples(indices)(self.model), sums
+        sums = sums and bool(self._sums)
         # Left of all plates, and of all dimensions that values may have.
-        frames = *get_plates(), *self._prototype_frames.values()
-        depths = [-frame.dim for frame in frames if frame.dim is not None]
+        depths = [-frame.dim for frame in get_plates() if frame.dim is not None] + self._depths
         first = -1 - max([*depths, *(value.dim() for value in values.values())], default=0)
 
         def run(more: dict[str, Tensor]) -> Trace:
@@ -199,8 +208,9 @@ class AutoNMM(AutoGuide):
                 stack.enter_context(torch.random.fork_rng(devices))
                 torch.manual_seed(seed)
                 given = poutine.condition(model, data=indices | values | more)
-                if sums:
+                if reveal:
                     stack.enter_context(through_blocks())
+                if sums:
                     given = poutine.enum(given, first_available_dim=first)
                 trace = poutine.trace(given).get_trace(*args, **kwargs)
             for site in trace.nodes.values():

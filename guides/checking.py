@@ -82,7 +82,7 @@ def check_program(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -
     store = pyro.get_param_store()
     with torch.random.fork_rng(devices=[]), store.scope(store.get_state()):
         with pyro.validation_enabled(True):
-            check_hidden(lambda values: _traced(poutine.condition(model, data=values), pair), ())
+            check_hidden(lambda values: _traced(poutine.condition(model, data=values), pair))
             one = _run(pair)
             _check_labels(pair, one)
             # Another number than all sizes, because particles must not pass for nodes or labels.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from pyro.distributions import Independent
+from pyro.distributions.util import scale_and_mask
 from pyro.poutine import Trace
 from pyro.poutine.block_messenger import BlockMessenger
 from pyro.poutine.runtime import _PYRO_STACK
@@ -27,8 +28,8 @@ def is_enumerated(site: Any) -> bool:
 def through_blocks(
     see: Callable[[Any], None] = lambda site: None, sums: bool = True
 ) -> Iterator[None]:
-    """Let enumerated sites pass the blocks inside if they are ``sums``, and ``see`` other sites
-    that these hide."""
+    """Let data, and enumerated sites, pass the blocks inside if a guide ``sums`` over these, and
+    ``see`` other sites that the blocks hide."""
     depth, process, hidden = len(_PYRO_STACK), BlockMessenger._process_message, []
 
     def before(block: BlockMessenger, site: Any) -> None:
@@ -37,9 +38,10 @@ def through_blocks(
         inside = any(each is block for each in _PYRO_STACK[depth + 1 :])
         if not (inside and site["stop"] and site["type"] == "sample"):
             return
-        if sums and is_enumerated(site):
+        data = site["is_observed"] or site_is_subsample(site)
+        if sums and (data or is_enumerated(site)):
             site["stop"] = False
-        elif not (site["is_observed"] or site_is_subsample(site)):
+        elif not data:
             hidden.append((block, site))
 
     def after(block: BlockMessenger, site: Any) -> None:
@@ -107,7 +109,10 @@ def _sites(trace: Trace) -> Iterator[tuple[str, Any]]:
 
 def _differ(first: Any, second: Any) -> bool:
     """Whether densities of a site differ, or the parameters of its field."""
-    pair = [[site["fn"].log_prob(site["value"])] for site in (first, second)]
+    pair = [
+        [scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"])]
+        for site in (first, second)
+    ]
     for terms, site in zip(pair, (first, second), strict=True):
         if "nmm" in site["infer"]:  # choices of different sources do not show their concentration
             prior = site["infer"]["nmm"][0]

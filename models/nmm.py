@@ -131,7 +131,8 @@ def nmm(
         if predict and obs is not None and event.from_prior and is_prediction():
             raise ValueError(
                 "predict would draw labels given choices that have seen none: give Predictive a "
-                'guide, or draws of "c" by MCMC(FieldGibbs(model), ..., save_params=[..., "c"])'
+                'guide, or draws of "c" by MCMC(FieldGibbs(model), ..., save_params=[..., "c"]), '
+                'and of "z" if it is written out'
             )
         if event.fixed and collapsed and channel.certain:
             # A guide leaves the labels that it drew the choices for in this site.

@@ -35,7 +35,7 @@ class OneEvent(Messenger):
 
     fixed = False  #: whether ``Predictive`` gives the choices
     forgotten = False  #: whether the labels that they were drawn for are lost
-    from_prior = False  #: whether the choices were drawn here
+    from_prior = False  #: whether choices or label distributions were drawn here
     drawn = False  #: whether the labels were drawn
 
     def __init__(self, rows: Neighborhood, batch_shape: Size) -> None:
@@ -66,8 +66,10 @@ class OneEvent(Messenger):
             if size != self.num_rows:
                 here = f"observed selects {self.num_rows} here: give model and guide the same mask"
                 raise ValueError(f"site {name!r} has {size} nodes from the guide, but {here}")
-        if site == "c":
+        if site == "z":
             self.from_prior = not msg["is_observed"]
+        if site == "c":
+            self.from_prior |= not msg["is_observed"]
             self.fixed = msg["is_observed"] and msg["mask"] is False  # by Predictive
         self.drawn = site == "y" and not msg["is_observed"]
         if self.drawn and (self.forgotten or _given_choices(name)):

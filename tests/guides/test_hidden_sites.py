@@ -23,7 +23,7 @@ from pyro.infer import (
 from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
 from pyro.optim import Adam
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import AutoNMM, Chains, check_program, evidence_guide, ordered_guide
 from pyro_nmm.models import nmm, node_plate
 
@@ -358,3 +358,65 @@ def test_nan_in_the_data():
 def test_refusals(run, match):
     with pytest.raises(ValueError, match=match):
         run()
+
+
+def test_other_sizes_in_each_call():
+    """Of measurements: a plate of data alone is not kept from the first call."""
+
+    def model(index, x):
+        gap = gap_of()
+        with node_plate(HOOD, labels(), index=index) as (rows, y):
+            pyro.sample("x", dist.Normal(gap * y, 1.0), obs=x[rows])
+
+    guide = auto(model)
+    for size in (2, 5, 3):
+        guide(INDEX[:size], LONG[:size])
+        found = guide.posterior(INDEX[:size], LONG[:size], num_samples=None, num_sweeps=0)["c"]
+        terms = dist.Normal(GAP * torch.arange(2), 1.0).log_prob(LONG[:size, None])
+        evidence = torch.zeros(3, 2).double().index_add(0, INDEX[:size], terms)
+        exact = NeighborMixture(HOOD, ALPHA, LOGITS).latents(evidence).posterior()
+        torch.testing.assert_close(found.marginals(), exact.marginals())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hidden_data(name):
+    """The loss sees data that a block hides from the guide, so that its evidence has them."""
+    guide = auto(poutine.block(MODELS[name], expose=["gap", "c", "y"]))
+    guide()
+    found = guide.posterior(num_samples=None, num_sweeps=0)["c"].marginals()
+    torch.testing.assert_close(found, exact(name, GAP)[1])
+
+
+def acting(how):
+    def model():
+        flag = pyro.sample("m", dist.Bernoulli(0.5))
+        handler = {"scale": 1.0 + flag, "mask": flag.bool()}
+        with node_plate(HOOD, labels()) as (_, y), getattr(poutine, how)(**{how: handler[how]}):
+            pyro.sample("x", dist.Normal(y, 1.0), obs=X[0])
+
+    return poutine.block(model, hide=["m"])
+
+
+@pytest.mark.parametrize("how", ["scale", "mask"])
+def test_hidden_scales_and_masks(how):
+    with pytest.raises(ValueError, match=r"hides random sites \['m'\].*'x' depends"):
+        AutoNMM(acting(how))()
+
+
+def test_the_checker_refuses_sites_that_the_loss_cannot_sum_out():
+    with pytest.raises(ValueError, match=r"hides random sites \['m'\]"):
+        check_program(HIDDEN["hidden"](outliers), auto(outliers))
+
+
+def test_predictions_without_label_distributions():
+    given = HOOD, ALPHA, LOGITS, torch.tensor([0, 0, 0]), torch.tensor([True, True, False])
+    draws = {"c": torch.zeros(3, 2).long()}
+    with pytest.raises(ValueError, match='and of "z" if it is written out'):
+        Predictive(partial(nmm, *given, predict=True), draws)()
+    drawn = Predictive(
+        partial(nmm, *given, predict=True),
+        guide=partial(ordered_guide, *given),
+        num_samples=3,
+        parallel=True,
+    )()
+    assert drawn["y_rest"].shape == (3, 1)
