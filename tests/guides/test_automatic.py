@@ -372,9 +372,10 @@ def guide_of(name, **options):
 def particles(name, guide, number):
     """Log-weights of particles, a trace of the guide, and the model at its values."""
     guide()
-    dims = [-f.dim for f in guide._prototype_frames.values() if f.dim is not None]
-    size = max(dims, default=0)
     model = PROGRAMS[name][0] if isinstance(name, str) else name
+    sites = poutine.trace(model).get_trace().nodes.values()
+    frames = [frame for site in sites for frame in site.get("cond_indep_stack", ())]
+    size = max((-frame.dim for frame in frames if frame.dim is not None), default=0)
     return vectorized_importance_weights(
         model, guide, num_samples=number, max_plate_nesting=size, normalized=False
     )
