@@ -114,6 +114,7 @@ class AutoNMM(AutoGuide):
         self.chains = nn.ModuleDict()
         self._after: tuple[int, Tensor] | None = None  # random numbers of the next call
         self._data: dict[str, tuple[Tensor, int]] = {}  # of the step before, with versions
+        self._rows: Tensor | None = None  # of the first field in the step before
         self._sums: list[str] = []  # enumerated sites
         self._tracked: set[str] = set()  # fields whose labels no distribution loses
 
@@ -121,7 +122,7 @@ class AutoNMM(AutoGuide):
         model = self._model
         state = super().__getstate__()  # which takes the model away
         self._model = model
-        return {**state, "_model": model, "_data": {}}
+        return {**state, "_model": model, "_data": {}, "_rows": None}
 
     def get_extra_state(self) -> tuple[int, Tensor] | None:
         return self._after
@@ -231,7 +232,7 @@ class AutoNMM(AutoGuide):
         if isinstance(self.estimator, Chains):
             every = [self._chains(field) for field in fields.values()]
             seen = [] if consumer(*PREDICTIVE) else [*fields.values()][:1]
-            other = any(self._of_other_data(field.trace) for field in seen)
+            other = any(self._of_other_data(field) for field in seen)
             for chains in every:
                 chains.other_data = other and len(every) == 1
             if len(every) > 1:  # chains of one field depend on the states of others
@@ -287,8 +288,10 @@ class AutoNMM(AutoGuide):
         arguments = hood, alpha, logits, field.labels(), field.observed
         return partial(ordered_guide, *arguments, relabel=channel, **options)
 
-    def _of_other_data(self, trace: Trace) -> bool:
-        """Whether observed values of a run are other ones than in the step before."""
+    def _of_other_data(self, field: Field) -> bool:
+        """Whether observed values or masks are other ones than in the step before, if the field's
+        rows are the same: the data of other rows are their own."""
+        trace = field.trace
         own = self._latents.union(self.plates)  # which a run is given
         whole: dict[str, Any] = {
             name: site["value"]
@@ -296,7 +299,16 @@ class AutoNMM(AutoGuide):
             if site["type"] == "sample" and site["is_observed"] and name not in own
             and all((f.full_size or f.size) == f.size for f in site["cond_indep_stack"])
         }  # fmt: skip
-        old, changed = self._data, []
+        for name in [*whole]:
+            fn, masks = trace.nodes[name]["fn"], [trace.nodes[name]["mask"]]
+            while hasattr(fn, "base_dist"):
+                masks.append(getattr(fn, "_mask", None))
+                fn = fn.base_dist
+            given = enumerate(mask for mask in masks if isinstance(mask, Tensor))
+            whole |= {f"{name}, mask {number}": mask for number, mask in given}
+        rows = field.prior.hood.restrict(field.observed).nodes
+        same_rows = self._rows is not None and torch.equal(self._rows, rows)
+        old, changed, self._rows = (self._data if same_rows else {}), [], rows
         self._data = {k: (v, 0 if v.is_inference() else v._version) for k, v in whole.items()}
         for name in old.keys() & whole.keys():
             (before, version), (value, now) = old[name], self._data[name]

@@ -291,3 +291,26 @@ def test_steps_of_parameters_are_no_other_data():
         adam.zero_grad()
         Trace_ELBO().differentiable_loss(*pair, theta, sets[0]).backward()
         adam.step()
+
+
+def masked(mask):
+    y = nmm(STAR, ALPHA, LOGITS, collapsed=True)
+    pyro.sample("x", emission(y).mask(mask).to_event(1), obs=X)
+
+
+def of_rows(observed):
+    y = nmm(STAR, ALPHA, LOGITS, observed=observed, collapsed=True)
+    pyro.sample("x", emission(y).to_event(1), obs=X[observed])
+
+
+def test_other_masks_and_rows_of_a_program():
+    """Another mask is other data, and other observed rows have data of their own."""
+    masks = torch.tensor([[True, True, False, True], [True, False, True, True]])
+    guide = AutoNMM(masked, estimator=Chains())
+    guide(masks[0])
+    with pytest.warns(UserWarning, match=WARNS):
+        guide(masks[1])
+    guide(masks[1].clone())
+    guide = AutoNMM(of_rows, estimator=Chains())
+    for step in range(4):
+        guide(masks[step % 2])
