@@ -248,6 +248,8 @@ def node_plate(
     places, numbers = torch.arange(rows.num_rows, device=hood.device), rows.nodes
     if index is not None:
         index = as_expected("index", index, ("M",), kind="ids", like=hood)
+        if not len(index):
+            raise ValueError("index must have at least one measurement: leave the plate out")
         check_range("index", index, hood.num_nodes)
         row_of = torch.full((hood.num_nodes,), -1, device=hood.device)
         places = row_of.index_copy(0, rows.nodes, places).index_select(0, index)

@@ -15,7 +15,7 @@ from pyro import poutine
 from pyro.infer import HMC, MCMC, NUTS
 from pyro.infer.mcmc import RandomWalkKernel
 
-from pyro_nmm import Neighborhood
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import FieldGibbs
 from pyro_nmm.models import nmm, node_plate
 from pyro_nmm.ops.diagnostics import effective_size
@@ -159,6 +159,50 @@ def test_posterior(name):
         error = found[key].std() / effective_size(found[key][None]) ** 0.5
         assert (found[key].mean() - value).abs() < 4.5 * error, key
         assert error < 0.3, key
+
+
+@cache
+def labellings():
+    """Labellings of a field with ``kappa = 1``, the posterior mean of log kappa, its variance, and
+    the standard deviation of squares about the mean."""
+    y = NeighborMixture(HOOD, ALPHA, 0.0 * OWN).sample((200,))
+    rows, counts = y.unique(dim=0, return_counts=True)
+    log = (
+        torch.tensor([[log_prob(row, k) for row in rows] for k in GRID]).double() @ counts.double()
+    )
+    probs = (log - GRID**2 / 2).softmax(0)
+    mean = (probs * GRID).sum()
+    squares = (GRID - mean) ** 2
+    variance = (probs * squares).sum()
+    return y, mean, variance, (probs * (squares - variance) ** 2).sum().sqrt()
+
+
+def many():
+    kappa = kappa_of()
+    with pyro.plate("labellings", 200):
+        nmm(HOOD, kappa * ALPHA, 0.0 * OWN, labellings()[0], collapsed=True)
+
+
+def test_joint_moves_of_many_labellings():
+    # Many labellings make the posterior narrower than a proposal. Without the gain of annealing
+    # few proposals are accepted; without its rise too many after the first of a step.
+    _, mean, variance, deviation = labellings()
+    mcmc = MCMC(FieldGibbs(many, RandomWalkKernel, 10, 4), 100, 40, disable_progbar=True)
+    mcmc.run()
+    log_kappa = mcmc.get_samples()["kappa"].log()
+    size = effective_size(log_kappa[None])
+    assert size > 40
+    assert (log_kappa.mean() - mean).abs() < 4.5 * (variance / size).sqrt()
+    error = deviation / effective_size((log_kappa[None] - mean) ** 2).sqrt()
+    assert (((log_kappa - mean) ** 2).mean() - variance).abs() < 4.5 * error
+
+
+def test_energies_are_of_the_new_choices():
+    # At the energy of the choices before, one step in forty is accepted.
+    options = {"step_size": 0.1, "num_steps": 3, "adapt_step_size": False}
+    mcmc = MCMC(FieldGibbs(many, HMC, 1, 0, **options), 40, 5, disable_progbar=True)
+    mcmc.run()
+    assert mcmc.diagnostics()["acceptance rate"]["chain 0"] > 0.9
 
 
 def test_values_that_cannot_be_enumerated():

@@ -349,6 +349,10 @@ def test_nan_in_the_data():
         (lambda: node_plate(HOOD, torch.zeros(3).long(), subsample_size=100),
          "subsample_size must be at most the 3 nodes, got 100"),
         (lambda: node_plate(HOOD, torch.zeros(3).long(), index=[0, 3]), "index holds node id 3"),
+        (
+            lambda: node_plate(HOOD, torch.zeros(3).long(), index=torch.tensor([]).long()),
+            "index must have at least one measurement",
+        ),
         (lambda: node_plate(HOOD, torch.zeros(2).long(), torch.tensor([True, True, False]),
                             index=[0, 2]), "index has node 2, which observed leaves out"),
         (lambda: check_program(measured, AutoDelta(poutine.block(measured, expose=["gap"]))),

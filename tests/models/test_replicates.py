@@ -118,7 +118,7 @@ def test_names_that_are_counted():
     model, guide = name_count(partial(twice, field)), name_count(partial(twice, guide, Y))
     drawn = Predictive(model, guide=guide, num_samples=4000, parallel=True)()
     rates = [drawn[name].double().mean(0) for name in ("y", "y__1")]
-    assert (rates[0] - rates[1]).abs().max() < 0.1  # the orders of two guides differ
+    assert (rates[0] - rates[1]).abs().max() < 0.2  # the orders of two guides differ
     forgotten = (mix.alpha / mix.alpha.sum(-1, keepdim=True)).mean(0)[1]
     assert abs(rates[1].mean() - rates[0].mean()) < abs(rates[1].mean() - forgotten)
 
