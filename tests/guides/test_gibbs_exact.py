@@ -24,6 +24,7 @@ HOOD = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
 ALPHA = torch.tensor([[0.4, 0.8], [0.9, 0.3], [0.3, 0.3]]).double()
 OWN = (HOOD.source == HOOD.target).double()
 Y, X = torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([0.2, 2.6, -0.4]).double()
+ONE_HOT = torch.nn.functional.one_hot(Y[0], 2).double()
 GRID = torch.linspace(-5.0, 5.0, 41).double()
 INDEX, LONG = torch.tensor([2, 0, 2, 2, 0]), torch.tensor([0.9, -0.2, 1.4, 0.3, 0.8]).double()
 
@@ -203,6 +204,20 @@ def test_energies_are_of_the_new_choices():
     mcmc = MCMC(FieldGibbs(many, HMC, 1, 0, **options), 40, 5, disable_progbar=True)
     mcmc.run()
     assert mcmc.diagnostics()["acceptance rate"]["chain 0"] > 0.9
+
+
+def test_label_distributions_are_of_the_new_choices():
+    kernel = FieldGibbs(written_out, RandomWalkKernel, 2, 2)
+    kernel.save_params = ["c", "kappa", "z"]
+    mcmc = MCMC(kernel, 150, 10, disable_progbar=True)
+    mcmc.run()
+    drawn = mcmc.get_samples()
+    chosen = torch.nn.functional.one_hot(drawn["c"]).double()  # (S, nodes, sources)
+    after = drawn["kappa"][:, None, None] * ALPHA + chosen.mT @ ONE_HOT
+    mean = after / after.sum(-1, keepdim=True)
+    scaled = (drawn["z"] - mean)[..., 0] / (mean.prod(-1) / (after.sum(-1) + 1)).sqrt()
+    assert (scaled.mean(0).abs() < 4.5 / len(scaled) ** 0.5).all()
+    assert (scaled.square().mean(0) > 0.5).all()
 
 
 def test_values_that_cannot_be_enumerated():
