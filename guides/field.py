@@ -127,7 +127,7 @@ def fit_mixture(
     :param int num_samples: draws of the entropy a step.
     :param float warmup: share of the steps over which interactions rise from zero, for a start that
         is not near the mean field: 0.5 finds better minima there.
-    :param options: keywords of :class:`~pyro_nmm.guides.fitting.Steps`.
+    :param options: keywords of :class:`~pyro_nmm.fitting.Steps`.
     :return: the mixture for the last step's target, and the loss of every step of its network, in
         nats. A step costs :math:`O(E C^2)` a sample, and the estimates of the bound a fifth of it.
     """

@@ -17,7 +17,6 @@ from torch_geometric.nn import GCN, MLP
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import (
     AmortizedNMM,
-    Consistency,
     DGLFRMGuide,
     MarginalGuide,
     MixtureGuide,
@@ -83,8 +82,6 @@ def test_sizes(name, make, wrong):
 @pytest.mark.parametrize(
     ("name", "make"),
     [
-        ("temperature", lambda x: Consistency(2, 2, temperature=x)),
-        ("weight", lambda x: Consistency(2, 2, weight=x)),
         ("gamma", lambda x: FreeNMM(HOOD, 2, gamma=x)),
         ("kappa", lambda x: FreeNMM(HOOD, 2, kappa=x)),
         ("omega", lambda x: NMMNetwork(MLP([3, 2]), num_classes=2, omega=x)),

@@ -17,7 +17,6 @@ from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets.links import link_split
 from pyro_nmm.guides import DGLFRMGuide, FieldGuide, fit_links
 from pyro_nmm.guides.amortized import _groups
-from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import DGLFRM, FreeNMM, MarginalField, PairwiseMRF, grid_edges, ising
 from pyro_nmm.models.backbones import RandomInput
 
@@ -88,11 +87,6 @@ def test_features_of_links_in_any_precision(dtype):
         losses = fit_links(pair, split, x, num_steps=2)
         found.append([*losses, *pair.link_logits(edges, split.train, x, num_samples=1).tolist()])
     np.testing.assert_allclose(*found, rtol=1e-4)
-
-
-def test_rounding_below_zero():
-    probs = torch.tensor([[-1e-4, 1.0001], [0.5, 0.5]])
-    assert mean_log_prob(probs, torch.tensor([0, 1])) == -torch.inf
 
 
 def test_a_share_of_one_label():
