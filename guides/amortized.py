@@ -16,7 +16,6 @@ from torch_geometric.data import Data
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import as_set, as_tensor, check_integers, expect, expect_all
 from pyro_nmm.fitting import Steps, with_gradients, with_options
-from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward, unvalidated
@@ -54,7 +53,6 @@ class AmortizedNMM(SharedForward):
         self, hood: Neighborhood, network: nn.Module, *, collapsed: bool = True,
         estimator: str | Chains = "reward_to_go", name: str = "nmm",
     ) -> None:  # fmt: skip
-        check_hood(hood)
         super().__init__(hood, network, name)
         self.collapsed, self.estimator = collapsed, estimator
 
