@@ -114,6 +114,8 @@ REFUSED = [
     (mixture, {"height": 4, "target": lambda: lambda _: field(), "order": torch.arange(12)},
      "must have the 12 nodes of hood"),
     (mixture, {"target": lambda: lambda _: field()}, "order must be given if field is a function"),
+    (lambda **options: fit_mixture(lambda _: field(), **options),
+     {"hood": Neighborhood.grid(3, 3)}, "network must be given if field is a function"),
     (mixture, {"target": lambda: field().unary.numpy()},
      r"field must be a PairwiseMRF, a MarginalField or .*ndarray"),
     (mixture, {"target": lambda: ising(grid_edges(3, 3), 0.3, torch.zeros(3, 9))},
