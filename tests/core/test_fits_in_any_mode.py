@@ -82,8 +82,8 @@ def mixture(there, part=False):
         field = MarginalField(field, there(torch.arange(9) % 2 == 0))
     network = there(FreeNMM(hood, 2))
     yield
-    target = (lambda _: field) if part else field
-    mix, losses = fit_mixture(target, hood, network, num_steps=3)
+    target, order = (lambda _: field, torch.cat(field.colors())) if part else (field, None)
+    mix, losses = fit_mixture(target, hood, network, order=order, num_steps=3)
     yield [mix.alpha, *losses, *numbers(network)]
 
 
