@@ -11,12 +11,11 @@ import pyro
 import pytest
 import torch
 from graphs import to_hood
-from torch_geometric.nn import GCN, MLP, GraphSAGE
+from torch_geometric.nn import MLP
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets.links import link_split
 from pyro_nmm.guides import DGLFRMGuide, FieldGuide, fit_links
-from pyro_nmm.guides.amortized import _groups
 from pyro_nmm.models import DGLFRM, FreeNMM, MarginalField, PairwiseMRF, grid_edges, ising
 from pyro_nmm.models.backbones import RandomInput
 
@@ -50,14 +49,6 @@ def test_an_order_may_be_a_list():
     target, hood = ising(grid_edges(1, 3), 0.4, torch.zeros(3)), to_hood(nx.path_graph(3))
     guide = FieldGuide(hood, FreeNMM(hood, 2), target, order=[2, 0, 1])
     assert guide.order.tolist() == [2, 0, 1]
-
-
-def test_a_convolution_is_one_layer():
-    """Weight decay reaches all of the first one."""
-    for network, names in ((GraphSAGE(3, 4, 2, 2), 3), (GCN(3, 4, 2, 2), 2), (MLP([3, 4, 2]), 2)):
-        first, rest = _groups(network, [network], 0.1)
-        assert len(first["params"]) == names
-        assert len(first["params"]) + len(rest["params"]) == len(list(network.parameters()))
 
 
 def test_features_in_coordinates():
