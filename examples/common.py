@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from torch import Tensor
+from torch.nn import functional as F
 from torch_geometric.data import Data
 from torchmetrics.functional.classification import multiclass_calibration_error
 from tqdm import tqdm
 
 from pyro_nmm.datasets import digits, planetoid, random_split, select_split
-from pyro_nmm.metrics import mean_log_prob
 
 #: Graphs of node_classification.py and distributed.py.
 GRAPHS = "digits", "cora", "citeseer", "pubmed"
@@ -48,7 +48,7 @@ def scores(probs: Tensor, y: Tensor, least: float = 1e-6) -> dict[str, float]:
     positive = probs.clamp(min=least)
     return {
         "accuracy": (probs.argmax(1) == y).double().mean().item(),
-        "NLL": -mean_log_prob(positive / positive.sum(1, keepdim=True), y).item(),
+        "NLL": F.nll_loss((positive / positive.sum(1, keepdim=True)).log(), y).item(),
         "ECE": multiclass_calibration_error(probs, y, probs.shape[1], n_bins=15).item(),
     }
 

@@ -22,11 +22,10 @@ from drawing.counts_of_a_region import draw
 from scipy.ndimage import gaussian_filter
 from sklearn.linear_model import LogisticRegression
 from torch.distributions import Categorical
-from torch.nn.functional import one_hot
+from torch.nn.functional import nll_loss, one_hot
 from torch_geometric.utils import grid, index_to_mask, remove_self_loops
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import StackedNMM, random_blocks
 
 KINDS, SIZE, DISTRICTS = 4, 40, 4
@@ -151,10 +150,10 @@ def main(args) -> dict:
             SINGLY: mutual.sum(1).masked_fill(known, -1).topk(10).indices,
             TOGETHER: together(mutual, ~known, 10),
         }
-        before = -mean_log_prob(fitted.marginals()[~known], y[~known]).item()
+        before = nll_loss(fitted.marginals()[~known].log(), y[~known]).item()
         for name, nodes in chosen.items():
             more = fitted.condition(y, index_to_mask(nodes, len(y)))
-            gain = before + mean_log_prob(more.marginals()[~known], y[~known]).item()
+            gain = before - nll_loss(more.marginals()[~known].log(), y[~known]).item()
             asked[name].append(1000 * gain)
     print(f"Counts of {KINDS} kinds in {DISTRICTS**2} districts, mean of {args.num_seeds} maps")
     print(f"{'':24}{'coverage':>10}{'width':>8}{'ms a draw':>11}")

@@ -70,7 +70,6 @@ def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
             network, lambda: random_patches(train, args.batch_size), lr=args.lr,
             num_steps=num_steps, **options,
             checkpoint=args.checkpoint and args.checkpoint.with_suffix(f".{part}.pt"),
-            settings=f"{args.seed} {args.batch_size} {args.width} {args.depth} {args.data_root}",
             progress=partial(progress_bar, desc=part),
         )  # fmt: skip
 

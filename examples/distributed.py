@@ -26,6 +26,7 @@ import pyro
 import torch
 import torch.distributed as dist
 from common import GRAPHS, load_graph, options
+from pyro.infer import Trace_ELBO
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
@@ -35,10 +36,10 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.datasets import seed_batch, with_in_degree
-from pyro_nmm.guides import SeedLoss
-from pyro_nmm.guides.fitting import load_checkpoint, save_checkpoint
-from pyro_nmm.models import NMMNetwork
+from pyro_nmm.checkpoints import load_checkpoint, save_checkpoint
+from pyro_nmm.datasets import seed_batch
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import NMMNetwork, nmm
 
 INPUTS = ("x", "edge_index", "edge_weight")
 LAYERS = 2
@@ -66,7 +67,7 @@ def prepare(data: Data) -> Data:
     data.x = data.x.to_dense()
     # Degrees of the whole graph: degrees in a batch are too small at its border.
     data.edge_index, data.edge_weight = gcn_norm(data.edge_index, num_nodes=data.num_nodes)
-    return with_in_degree(data)
+    return data
 
 
 def make_network(args, data: Data) -> NMMNetwork:
@@ -75,6 +76,29 @@ def make_network(args, data: Data) -> NMMNetwork:
     labels = GCN(data.num_features, 16, LAYERS, out_channels=classes, **layer)
     attention = GCN(data.num_features, 64, 1, **layer)
     return NMMNetwork(labels, attention, num_classes=classes, floor=0.1, gamma=2.0)
+
+
+class SeedLoss(nn.Module):
+    """Minus the bound on the joint log-likelihood of a batch's seeds, divided by ``total``. The
+    batch must have every edge into a seed.
+    """
+
+    def __init__(self, network: nn.Module, num_particles: int) -> None:
+        super().__init__()
+        self.network = network
+        self.elbo = Trace_ELBO(num_particles, max_plate_nesting=0, vectorize_particles=True)
+
+    def forward(self, batch: Data, total: float) -> Tensor:
+        if not batch.batch_size:
+            # Every parameter takes part, or other processes would wait for its gradient.
+            return torch.stack([(0 * p).sum() for p in self.parameters()]).sum()
+        seeds = torch.arange(batch.num_nodes, device=batch.y.device) < batch.batch_size
+        # The model needs the seeds' rows alone; the network sees all edges.
+        hood = Neighborhood(batch.edge_index[:, seeds[batch.edge_index[1]]], batch.num_nodes)
+        parameters = self.network(hood, *(batch[name] for name in INPUTS))
+        given = hood, *parameters, batch.y, seeds
+        model, guide = (partial(part, *given, collapsed=True) for part in (nmm, ordered_guide))
+        return self.elbo.differentiable_loss(model, guide) / total
 
 
 def loader(data: Data) -> Callable[[Tensor], Data]:
@@ -110,7 +134,7 @@ def report(network: nn.Module, data: Data) -> dict[str, float]:
 
 
 def train(args, network: NMMNetwork, data: Data, rank: int, world: int) -> None:
-    loss: nn.Module = SeedLoss(network, inputs=INPUTS, num_particles=args.num_particles)
+    loss: nn.Module = SeedLoss(network, args.num_particles)
     if dist.is_initialized():
         loss = DistributedDataParallel(loss)
     parts = [network.labels, network.attention]

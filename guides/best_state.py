@@ -42,8 +42,9 @@ class BestState(nn.Module):
     def update(
         self, losses: Iterable[float], parameters: Mapping[str, Tensor] | None = None
     ) -> bool:
-        """Whether a state with two or more estimates of its loss is kept: tensors by name, by
-        default the parameters of Pyro's store.
+        """Keep a state, if two or more estimates of its loss are low enough, and say so.
+
+        :param parameters: tensors by name, by default the parameters of Pyro's store.
         """
         values = torch.tensor(list(losses), dtype=torch.double)
         if len(values) < 2 or not values.isfinite().all():

@@ -289,7 +289,7 @@ def fit_links(
 
     :param split: a ``LinkSplit``, or the result of PyG's ``RandomLinkSplit(is_undirected=True)``.
     :param Tensor x: ``(N, F)``, see :meth:`DGLFRMGuide.guide`.
-    :param options: keywords of :class:`~pyro_nmm.guides.fitting.Steps`.
+    :param options: keywords of :class:`~pyro_nmm.fitting.Steps`.
     :return: every step's loss in nats a pair of nodes, of one draw, at :math:`O(N^2)` a step.
     """
     split = LinkSplit.of(split)

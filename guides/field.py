@@ -16,7 +16,7 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_member, as_tensor, check_finite, check_integers
+from pyro_nmm.arguments import as_member, check_integers
 from pyro_nmm.fitting import Steps, ordinary, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.best_state import BestState
@@ -101,7 +101,7 @@ class FieldGuide(SharedForward):
 def fit_mixture(
     field: RandomField | Callable[[int], RandomField], hood: Neighborhood,
     network: nn.Module | None = None, *, order: Tensor | None = None, num_samples: int = 4,
-    warmup: float = 0.0, options: Steps = Steps(),
+    options: Steps = Steps(),
 ) -> tuple[NeighborMixture, list[float]]:  # fmt: skip
     r"""Fit an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
     :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was. The learning
@@ -122,54 +122,103 @@ def fit_mixture(
         :class:`~pyro_nmm.models.MeanFieldCorrection`. Default: the better of two
         :class:`~pyro_nmm.models.FreeNMM` after an eighth of the steps each, from the mean field,
         and from each node's own term with interactions that rise from zero.
-    :param Tensor order: as for :class:`~pyro_nmm.guides.FieldGuide`. The bound is much tighter if
-        the last nodes are no neighbours in the target.
+    :param Tensor order: as for :class:`~pyro_nmm.guides.FieldGuide`; needed if ``field`` is a
+        function. The bound is much tighter if the last nodes are no neighbours in the target.
     :param int num_samples: draws of the entropy a step.
-    :param float warmup: share of the steps over which interactions rise from zero, for a start that
-        is not near the mean field: 0.5 finds better minima there.
-    :param options: keywords of :class:`~pyro_nmm.guides.fitting.Steps`.
+    :param options: keywords of :class:`~pyro_nmm.fitting.Steps`.
     :return: the mixture for the last step's target, and the loss of every step of its network, in
         nats. A step costs :math:`O(E C^2)` a sample, and the estimates of the bound a fifth of it.
     """
     check_hood(hood)
-    check_integers(1, num_samples=num_samples)
-    check_finite(warmup=warmup)
-    order = None if order is None else as_tensor("order", order, hood.device)
-    if not 0 <= warmup <= 1:
-        raise ValueError(f"warmup must be in [0, 1], got {warmup}")
     if not isinstance(field, RandomField) and not callable(field):
         kinds = "a PairwiseMRF, a MarginalField or a function that makes one"
         raise ValueError(f"field must be {kinds}, got {type(field)}")
     run = partial(_run, field, hood, order=order, num_samples=num_samples)
-    early: list[float] = []
+    if not isinstance(field, RandomField):
+        if network is None or order is None:
+            name = "network" if network is None else "order"
+            raise ValueError(f"{name} must be given if field is a function: it serves many")
+        family, target, _, losses = run(network, options)
+        with pyro.get_param_store().scope():
+            return family.mixture(target), losses
+    _check_nodes("field", field, hood)
+    alone = mean_field(field)
     given: tuple[Tensor, ...] = ()
-    if isinstance(field, RandomField):
-        _check_nodes("field", field, hood)
-        alone = mean_field(field)
-        if isinstance(network, MeanFieldCorrection):  # whose own answer is the start
-            start = mean_field(field, **network.options) if network.options else alone
-            given = (start.marginals,)
+    early: list[float] = []
+    if isinstance(network, MeanFieldCorrection):  # whose own answer is the start
+        start = mean_field(field, **network.options) if network.options else alone
+        given = (start.marginals,)
     if network is None:
-        if not isinstance(field, RandomField):
-            raise ValueError("network must be given if field is a function: it serves many")
         own = field.rest if isinstance(field, MarginalField) else field
-        first, second = (FreeNMM(hood, field.num_classes, m)
-                         for m in (alone.marginals, own.unary.softmax(-1)))  # fmt: skip
+        starts = alone.marginals, own.unary.softmax(-1)
+        first, second = (FreeNMM(hood, field.num_classes, start) for start in starts)
         share, network = options.num_steps // 8, first
         if share:
             short = replace(options, num_steps=share, checkpoint=None)
-            *_, best, early = run(first, warmup=0.0, options=short)
-            *_, other, late = run(second, warmup=0.5, options=short)
+            *_, best, early = run(first, short)
+            *_, other, late = run(second, short, rise=0.5)
             if other.least < best.least:
                 network, early = second, late
             options = replace(options, num_steps=options.num_steps - 2 * share)
-    family, target, _, losses = run(network, given, warmup=warmup, options=options)
+    family, _, _, losses = run(network, options, given)
     with pyro.get_param_store().scope():
-        if isinstance(field, RandomField):
-            bound = fmean(_losses(family, options, target, *given, times=4))
-            if bound > alone.losses[0] and (closest := independent(hood, alone.marginals)):
-                return closest, early + losses
-        return family.mixture(target, *given), early + losses
+        bound = fmean(_losses(family, options, field, *given, times=4))
+        if bound > alone.losses[0] and (closest := independent(hood, alone.marginals)):
+            return closest, early + losses
+        return family.mixture(field, *given), early + losses
+
+
+def _run(
+    field: RandomField | Callable[[int], RandomField], hood: Neighborhood, network: nn.Module,
+    options: Steps, given: tuple[Tensor, ...] = (), *, order: Tensor | None, num_samples: int,
+    rise: float = 0.0,
+) -> tuple[FieldGuide, RandomField, BestState, list[float]]:  # fmt: skip
+    """Steps of a network whose inputs are the field and what is ``given``. To a single field they
+    end in the best state. Interactions ``rise`` from zero over a share of the steps.
+    """
+    single = isinstance(field, RandomField)
+    if order is None and isinstance(field, RandomField):
+        order = torch.cat(field.colors())
+    family = FieldGuide(
+        hood, network, lambda target, *_: target, num_samples=num_samples, order=order
+    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=options.lr, betas=(0.9, 0.99))
+    elbo, best, every = TraceGraph_ELBO(), BestState(), max(1, options.num_steps // 10)
+    target: RandomField | None = None
+
+    def now(step: int) -> RandomField:
+        return field if isinstance(field, RandomField) else ordinary(field(step))
+
+    def look() -> None:
+        best.update(_losses(family, options, target, *given), network.state_dict())
+
+    def rate(step: int) -> float:
+        return max(min(1.0, 2 - 2 * step / options.num_steps), 1e-3)
+
+    def backward(step: int) -> float:
+        nonlocal target
+        target = now(step)
+        _check_nodes("field", target, hood)
+        if step == 0:
+            family.mixture(target, *given)  # with all checks, which the steps leave out
+        if single and step % every == 0:
+            look()
+        share = (step + 1) / (rise * options.num_steps) if rise else 1.0
+        risen = target.scaled(share) if share < 1 else target
+        with unvalidated():
+            return elbo.loss_and_grads(family.model, family.guide, risen, *given)
+
+    whole = nn.ModuleDict({"network": network, "best": best})
+    with pyro.get_param_store().scope():
+        losses = options.train(
+            whole, optimizer, backward, rate, field=_tensors(field), order=order,
+            hood=(hood.num_sources, hood.ptr, hood.source), num_samples=num_samples,
+        )  # fmt: skip
+        target = now(options.num_steps - 1) if target is None else target  # all steps were saved
+        if single:
+            look()
+            best.restore(network.state_dict())
+    return family, target, best, losses
 
 
 def _losses(family: FieldGuide, options: Steps, *inputs, times: int = 1) -> list[float]:
@@ -192,61 +241,10 @@ def _check_nodes(name: str, field: RandomField, hood: Neighborhood) -> None:
         warnings.warn(f"unary of {name} has terms {widest:.0f} nats apart: {cure}", stacklevel=4)
 
 
-def _run(
-    field: RandomField | Callable[[int], RandomField], hood: Neighborhood, network: nn.Module,
-    given: tuple[Tensor, ...] = (), *, order: Tensor | None, num_samples: int, warmup: float,
-    options: Steps,
-) -> tuple[FieldGuide, RandomField, BestState, list[float]]:  # fmt: skip
-    """Steps of one network with more inputs than the field, if ``given``; of a single field it ends
-    in the best state."""
-    optimizer = torch.optim.Adam(network.parameters(), lr=options.lr, betas=(0.9, 0.99))
-    elbo, rise, best = TraceGraph_ELBO(), warmup * options.num_steps, BestState()
-    family: FieldGuide | None = None
-    target: RandomField | None = None
-
-    def take(step: int) -> tuple[FieldGuide, RandomField]:
-        nonlocal family, target
-        target = field if isinstance(field, RandomField) else ordinary(field(step))
-        _check_nodes("field", target, hood)
-        if family is None:
-            last = torch.cat(target.colors()) if order is None else order
-            family = FieldGuide(hood, network, lambda field, *_: field,
-                                num_samples=num_samples, order=last)  # fmt: skip
-            family.mixture(target, *given)  # with all checks, which the steps leave out
-        return family, target
-
-    def look(pair: FieldGuide, now: RandomField) -> None:
-        best.update(_losses(pair, options, now, *given), network.state_dict())
-
-    def rate(step: int) -> float:
-        return max(min(1.0, 2 - 2 * step / options.num_steps), 1e-3)
-
-    def backward(step: int) -> float:
-        pair, now = take(step)
-        if now is field and step % max(1, options.num_steps // 10) == 0:
-            look(pair, now)
-        if step + 1 < rise:
-            now = now.scaled((step + 1) / rise)
-        with unvalidated():
-            return elbo.loss_and_grads(pair.model, pair.guide, now, *given)
-
-    whole = nn.ModuleDict({"network": network, "best": best})
-    with pyro.get_param_store().scope():
-        losses = options.train(
-            whole, optimizer, backward, rate, field=_contents(field), order=order, warmup=warmup,
-            hood=(hood.num_sources, hood.ptr, hood.source), num_samples=num_samples,
-        )  # fmt: skip
-        if family is None or target is None:  # a checkpoint had all steps
-            family, target = take(options.num_steps - 1)
-        if target is field:
-            look(family, target)
-            best.restore(network.state_dict())
-    return family, target, best, losses
-
-
-def _contents(field: Any) -> Any:
-    """Tensors of a field, for a checkpoint; or the function."""
-    if not isinstance(field, RandomField):
-        return field
-    whole, stay = (field.field, field.nodes) if isinstance(field, MarginalField) else (field, None)
-    return stay, whole.edges, whole.unary, whole.strength, whole.interaction
+def _tensors(field: Any) -> Any:
+    """Tensors by which a checkpoint knows a field, or the function that makes fields."""
+    if isinstance(field, MarginalField):
+        return field.nodes, _tensors(field.field)
+    if isinstance(field, RandomField):
+        return field.edges, field.unary, field.strength, field.interaction
+    return field

@@ -25,7 +25,7 @@ from pyro_nmm.models.nmm import nmm
 @dataclass(frozen=True)
 class PatchRun(Steps):
     """Options of :func:`fit_unet` and :func:`fit_images`, besides the options of
-    :class:`~pyro_nmm.guides.fitting.Steps`.
+    :class:`~pyro_nmm.fitting.Steps`.
 
     :param float last_rate: the share of ``lr`` to which the rate falls linearly.
     :param float max_noise: in grey levels.
@@ -71,7 +71,7 @@ def fit_unet(
     :param draw: returns clean patches ``(B, channels, H, W)``, integer grey levels in 0 to 255.
         Name its images in ``settings``, so that a checkpoint knows them.
     :param str loss: ``"squared"`` or ``"log"``.
-    :param options: keywords of :class:`~pyro_nmm.guides.fitting.PatchRun`.
+    :param options: keywords of :class:`~pyro_nmm.guides.images.PatchRun`.
     :return: every step's loss. The network is in evaluation mode.
     """
     if loss not in ("squared", "log"):
@@ -116,7 +116,7 @@ def fit_images(
     :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
     :param float mean_weight: :math:`w`; one half is a Gaussian's likelihood, zero the bound alone.
     :param float unet_rate: times ``lr`` is the U-Net's rate; below one for a U-Net fitted before.
-    :param options: keywords of :class:`~pyro_nmm.guides.fitting.PatchRun`.
+    :param options: keywords of :class:`~pyro_nmm.guides.images.PatchRun`.
     :return: every step's negative bound, in nats a pixel and channel.
     """
     for name, amount in (("mean_weight", mean_weight), ("unet_rate", unet_rate)):

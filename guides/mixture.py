@@ -15,7 +15,6 @@ from torch.distributions import constraints
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
 from pyro_nmm.arguments import check_integers
-from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.shared_forward import SharedForward, as_order
 from pyro_nmm.models.random_fields import RandomField
 from pyro_nmm.ops.score_costs import others_mean
@@ -50,7 +49,6 @@ class MarginalGuide(SharedForward):
         family: Callable[[Neighborhood, Any, Tensor], Any], *, site: str = "y",
         name: str = "mixture", credit: Callable[..., Tensor] | None = None,
     ) -> None:  # fmt: skip
-        check_hood(hood)
         super().__init__(hood, network, name, family)
         self.target, self.site, self.credit = target, site, credit
 

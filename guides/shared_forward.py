@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import as_tensor
-from pyro_nmm.graph_arguments import order_to_rows
+from pyro_nmm.graph_arguments import check_hood, order_to_rows
 from pyro_nmm.models.networks import register
 
 
@@ -68,6 +68,7 @@ class SharedForward(nn.Module):
         family: Callable[..., Any] = NeighborMixture,
     ) -> None:  # fmt: skip
         super().__init__()
+        check_hood(hood)
         self.hood, self.network, self.name, self.family = hood, network, name, family
         self._kept: tuple | None = None
 

@@ -16,7 +16,6 @@ from torch_geometric.utils import is_sparse
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import (
-    UNSIGNED,
     as_set,
     as_tensor,
     check_edge_index,
@@ -30,7 +29,6 @@ from pyro_nmm.concentrations import Concentrations, in_single
 from pyro_nmm.fitting import ordinary
 from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.labels import in_label_order
-from pyro_nmm.models.backbones import RandomInput
 from pyro_nmm.ops.edge_products import edge_products
 
 #: Positive links for ``alpha``. ``exp`` makes alpha's direction the softmax of the backbone alone.
@@ -60,9 +58,8 @@ class Parameters(NamedTuple):
 
 
 class ParameterNetwork(Protocol):
-    r"""A ``torch.nn.Module`` from the neighbourhoods and inputs of its own to :class:`Parameters`,
-    or to :math:`\alpha` ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels.
-    Every guide and every fit takes one, such as :class:`NMMNetwork`, or the user's own,
+    r"""A ``torch.nn.Module`` from neighbourhoods and own inputs to :class:`Parameters`. Every guide
+    and every fit takes one, such as :class:`NMMNetwork`, or the user's own:
 
     >>> class Mine(nn.Module):
     ...     def forward(self, hood, x):
@@ -72,7 +69,7 @@ class ParameterNetwork(Protocol):
     """
 
     def __call__(self, hood: Neighborhood, *inputs) -> tuple[Concentrations, Tensor] | Parameters:
-        """:return: :class:`Parameters`, or the first two of them."""
+        """:return: :class:`Parameters`, or their first two alone if edges keep labels."""
 
 
 def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor) -> Tensor:
@@ -110,8 +107,8 @@ class NMMNetwork(nn.Module):
     :param str link: :math:`\sigma`, one of ``"softplus"``, ``"square"``, ``"exp"``.
     :param float floor: positive. One keeps each Dirichlet unimodal.
     :param float omega: initial :math:`\omega`. Weight decay on it switches the attention off.
-    :param float gamma: initial :math:`\gamma`; a large one switches all other edges off.
-    :param bool learn_gamma: whether :math:`\gamma` is learned.
+    :param float gamma: :math:`\gamma`; a large one switches all other edges off. It is a constant
+        unless it is replaced, ``network.gamma = torch.nn.Parameter(network.gamma)``.
 
     Cost: the backbones, and :math:`O(E H)`.
     """
@@ -119,7 +116,6 @@ class NMMNetwork(nn.Module):
     def __init__(
         self, labels: nn.Module, attention: nn.Module | None = None, *, num_classes: int,
         link: str = "exp", floor: float = 1.0, omega: float = 1.0, gamma: float = 0.0,
-        learn_gamma: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         if link not in LINKS:
@@ -131,10 +127,7 @@ class NMMNetwork(nn.Module):
         self.link, self.floor = link, floor
         self.omega = nn.Parameter(torch.tensor(float(omega)))
         self.gamma: Tensor
-        if learn_gamma:
-            self.gamma = nn.Parameter(torch.tensor(float(gamma)))
-        else:
-            self.register_buffer("gamma", torch.tensor(float(gamma)))
+        self.register_buffer("gamma", torch.tensor(float(gamma)))
 
     def extra_repr(self) -> str:
         return f"link={self.link!r}, floor={self.floor}, gamma={self.gamma.item():.3g}"
@@ -163,18 +156,14 @@ class NMMNetwork(nn.Module):
 
 def _check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
     """Refuse wrong ``(x, edge_index)`` for PyG's networks; wrong ids only where Pyro validates."""
-    network = network.network if isinstance(network, RandomInput) else network
     if getattr(type(network), "forward", None) is not BasicGNN.forward or len(inputs) < 2:
         return
     x, edge_index = inputs[:2]
+    # Without a width, or with -1, a layer takes the width of its first input.
     width = network.in_channels if isinstance(network.in_channels, int) else 0
-    # Without a width, or with -1, a layer takes that of its first input.
     expect("x", x, (hood.num_nodes, width if width > 0 else "F"), kind="float")
     if not is_sparse(edge_index):
         expect("edge_index", edge_index, (2, "num_edges"), kind="integers")
-        if edge_index.dtype in UNSIGNED:  # PyG's layers do not compute with it
-            got = f"got {edge_index.dtype}: pass edge_index.long()"
-            raise ValueError(f"edge_index must hold node ids (torch.long), {got}")
         if pyro.settings.get("validate_distributions_pyro"):
             check_edge_index(edge_index, hood.num_nodes)
 

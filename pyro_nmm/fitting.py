@@ -1,31 +1,27 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Fits: options as keywords, any gradient mode, the loop of steps or epochs, checkpoints, LBFGS."""
+"""Fits: in any gradient mode, with options as keywords, by steps of Adam or by LBFGS."""
 
-import contextlib
 import copy
 import functools
-import hashlib
 import inspect
 import math
 import os
-import re
-import warnings
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LambdaLR
 from torch_geometric.data import Data
 
 from pyro_nmm.arguments import check_integers, check_positive
+from pyro_nmm.checkpoints import Checkpoint
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,190 +106,62 @@ def minimise(loss: Callable[[], Tensor], parameters: Iterable[Tensor], max_steps
 
 
 @dataclass(frozen=True)
-class Run:
-    """How a fit is watched, saved and resumed: options of every fit that takes ``checkpoint``.
+class Steps:
+    """Options of every fit by steps of an optimiser.
 
-    Interrupted at any moment and called again with the same arguments, a fit ends with the same
-    parameters, bit for bit on a CPU. A checkpoint of another run is refused: with another seed,
-    other initial weights, plain attributes of the module's parts, numbers of the optimiser, or
-    ``settings``. So a script that is started again builds the network anew.
+    A fit that is killed and called again with the same arguments ends with the same parameters, bit
+    for bit on a CPU. The seed, the initial weights, the data and all options must be the same, so a
+    script that is started again builds the network anew.
 
-    :param Path checkpoint: where to save, every ``save_every`` steps and at the end, by
-        :func:`~pyro_nmm.guides.fitting.save_checkpoint`; the one before serves if it is unreadable.
-    :param settings: what else the run depends on: tensors and numbers by name, or one text.
-    :param progress: wraps the range of steps or epochs, for example ``tqdm``.
+    :param int num_steps: steps of Adam at the rate ``lr``.
+    :param Path checkpoint: where to save, every ``save_every`` steps and at the end.
+    :param progress: wraps the range of steps, for example ``tqdm``.
     """
-
-    checkpoint: Path | None = None
-    save_every: int = 20
-    settings: Mapping[str, object] | str = ""
-    progress: Callable[[range], Iterable[int]] = iter
-
-    def __post_init__(self) -> None:
-        check_integers(1, save_every=self.save_every)
-
-    def also(self, **settings: object) -> "Run":
-        """The same with more settings."""
-        return replace(self, settings=settings | self.named_settings)
-
-    @property
-    def named_settings(self) -> dict[str, object]:
-        """Settings by name, also if they are one text."""
-        settings = self.settings
-        return dict(settings) if isinstance(settings, Mapping) else {"settings": settings}
-
-
-@dataclass(frozen=True)
-class Steps(Run):
-    """Options of :class:`Run`, and of a fit by ``num_steps`` of Adam at rate ``lr``."""
 
     num_steps: int = 1000
     lr: float = 0.05
+    checkpoint: Path | None = None
+    save_every: int = 20
+    progress: Callable[[range], Iterable[int]] = iter
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integers(1, num_steps=self.num_steps)
+        check_integers(1, num_steps=self.num_steps, save_every=self.save_every)
         check_positive(lr=self.lr)
+        as_path(self.checkpoint)
 
     def train(
         self, module: nn.Module, optimizer: torch.optim.Optimizer,
-        backward: Callable[[int], float], rate: Callable[[int], float] | None = None,
+        backward: Callable[[int], float], rate: Callable[[int], float] = lambda step: 1.0,
         **settings: object,
     ) -> list[float]:  # fmt: skip
-        """The loss of every step, at the rate ``lr`` times ``rate`` of the step."""
-        schedule = None if rate is None else torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-        return train(
-            module, optimizer, backward, num_epochs=self.num_steps, schedule=schedule,
-            options=self.also(num_steps=self.num_steps, **settings),
-        )  # fmt: skip
+        """The loop of every fit.
 
-
-@with_options
-@with_gradients
-def train(
-    module: nn.Module, optimizer: torch.optim.Optimizer, backward: Callable[[int], float],
-    validate: Callable[[], tuple[float, ...]] | None = None, *, num_epochs: int, patience: int = 0,
-    schedule: torch.optim.lr_scheduler.LRScheduler | None = None, options: Run = Run(),
-) -> list:  # fmt: skip
-    r"""Steps until the validation score has not improved for ``patience`` epochs; then ``module``
-    has the parameters and buffers of the best epoch. Without ``validate``, a number of steps.
-    Called with a larger ``num_epochs`` a validated run continues.
-
-    :param nn.Module module: everything that learns or remembers.
-    :param backward: computes gradients in a step, with them at zero, and returns the loss.
-    :param validate: returns numbers, compared in turn; larger is better.
-    :param options: keywords of :class:`Run`.
-    :return: every epoch's score, in evaluation mode; or every step's loss, in training mode.
-    :raises ValueError: if a checkpoint is of another or a longer run; and if a loss or a score is
-        not finite, or a weight NaN: such an epoch is not stored.
-    """
-    check_integers(1, num_epochs=num_epochs)
-    check_integers(0, patience=patience)
-    unit = "step" if validate is None else "epoch"
-    best = None if validate is None else copy.deepcopy(module.state_dict())
-    history: list = []
-    parts: dict[str, Any] = {"module": module, "optimizer": optimizer}
-    parts |= {} if schedule is None else {"schedule": schedule}
-    saved = Checkpoint(options.checkpoint, parts, options.named_settings)
-    if (state := saved.read()) is not None:
-        best, history = state["best"], state["history"]
-        epochs = range(len(history)) if validate else ()
-        late = any(epoch - _best_epoch(history[:epoch]) > patience for epoch in epochs)
-        if late or len(history) > num_epochs:
-            raise ValueError(
-                f"checkpoint {saved.path} holds {len(history)} {unit}s, more than "
-                f"{num_epochs=} and {patience=} allow"
-            )
-        saved.restore(state)
-        _check_nan(module, f"reading {saved.path}", "remove the checkpoint")
-    stored = len(history)
-    for step in options.progress(range(stored, num_epochs)):
-        if validate is not None and step - _best_epoch(history) > patience:
-            break
-        module.train()
-        optimizer.zero_grad()
-        loss = backward(step)
-        if not math.isfinite(loss):
-            cure = "lower lr, or look for NaN in the data"
-            raise ValueError(f"the loss is {loss} in {unit} {step}: {cure}")
-        optimizer.step()
-        if schedule is not None:
+        :param nn.Module module: everything that learns or remembers.
+        :param backward: computes the gradients of a step, and returns the loss.
+        :param rate: of a step, times ``lr``.
+        :param settings: what else the run depends on.
+        :return: the loss of every step.
+        :raises ValueError: if a loss is not finite or a weight is NaN, which is never saved, and if
+            the checkpoint is of another run.
+        """
+        schedule = LambdaLR(optimizer, rate)
+        parts = {"module": module, "optimizer": optimizer, "schedule": schedule}
+        settings["num_steps"] = self.num_steps
+        saved = Checkpoint(as_path(self.checkpoint), parts, settings)
+        losses = saved.resume()
+        for step in self.progress(range(len(losses), self.num_steps)):
+            module.train()
+            optimizer.zero_grad()
+            losses.append(backward(step))
+            if not math.isfinite(losses[-1]):
+                cure = "lower lr, or look for NaN in the data"
+                raise ValueError(f"the loss is {losses[-1]} in step {step}: {cure}")
+            optimizer.step()
             schedule.step()
-        due = (step + 1) % options.save_every == 0
-        if validate is not None or due or step + 1 == num_epochs:
-            _check_nan(module, f"{unit} {step}")
-        history.append(loss if validate is None else _score(module, validate, step))
-        if validate is not None and _best_epoch(history) == step:
-            best = copy.deepcopy(module.state_dict())
-        if due:
-            saved.write(best=best, history=history)
-            stored = len(history)
-    if len(history) > stored:
-        saved.write(best=best, history=history)
-    if best is not None:
-        module.load_state_dict(best)
-        module.eval()
-    return history
-
-
-@torch.no_grad()
-def _score(module: nn.Module, validate: Callable[[], tuple[float, ...]], epoch: int) -> tuple:
-    module.eval()
-    score = tuple(validate())
-    if any(math.isnan(number) for number in score):
-        cure = "look for NaN in the loss, or an empty validation mask"
-        raise ValueError(f"validate returned {score} in epoch {epoch}: {cure}")
-    return score
-
-
-def _best_epoch(scores: list[tuple[float, ...]]) -> int:
-    return max(range(len(scores)), key=lambda e: (scores[e], -e), default=0)
-
-
-def _check_nan(module: nn.Module, after: str, cure: str = "lower lr, or mend its gradient") -> None:
-    """A loss may be finite where its gradient is not."""
-    for name, value in module.named_parameters():
-        if not is_lazy(value) and value.isnan().any():
-            raise ValueError(f"{name} holds NaN after {after}: {cure}")
-
-
-class Checkpoint:
-    """The file of a run, or none: its parts by name, and settings. A run of others refuses it."""
-
-    def __init__(self, path: str | Path | None, parts: Mapping, settings: Mapping) -> None:
-        self.path, self.parts = as_path(path), parts
-        self.settings = {} if self.path is None else dict(fingerprint(parts, settings))
-
-    def read(self) -> dict | None:
-        """The state, or ``None`` if there is no file."""
-        if self.path is None or (state := load_checkpoint(self.path)) is None:
-            return None
-        there = state.get("settings") if isinstance(state, dict) else None
-        cure = f"remove it or give another path (it is {self.path}*)"
-        if not isinstance(there, dict):
-            raise ValueError(f"checkpoint {self.path} holds no run of this kind: {cure}")
-        pairs = {name: (there.get(name), self.settings.get(name)) for name in self.settings | there}
-        differences = [f"{name} ({old} there, {new} here)"
-                       for name, (old, new) in pairs.items() if old != new]  # fmt: skip
-        if differences:
-            seed = "to resume, set the same pyro.set_rng_seed before both runs"
-            what = f"is of another run, which differs in {', '.join(differences[:6])}"
-            raise ValueError(f"checkpoint {self.path} {what}: {cure}; {seed}")
-        return state
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the parts and torch's generators."""
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
-        torch.set_rng_state(state["generators"][0])
-        torch.cuda.set_rng_state_all(state["generators"][1 : 1 + torch.cuda.device_count()])
-
-    def write(self, **state: Any) -> None:
-        """Save the state, the parts and the generators."""
-        if self.path is not None:
-            state |= {name: part.state_dict() for name, part in self.parts.items()}
-            state["generators"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
-            save_checkpoint(state | {"settings": self.settings}, self.path)
+            if (step + 1) % self.save_every == 0 or step + 1 == self.num_steps:
+                _check_nan(module, step)
+                saved.save(losses)
+        return losses
 
 
 def as_path(checkpoint: str | Path | None) -> Path | None:
@@ -305,110 +173,8 @@ def as_path(checkpoint: str | Path | None) -> Path | None:
     return Path(checkpoint)
 
 
-def save_checkpoint(state: dict, path: Path) -> None:
-    """Write a state aside and rename it; the one before stays as ``<name>.previous``."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileNotFoundError):  # the first save
-            path.replace(path.with_name(path.name + ".previous"))
-        temporary.replace(path)
-    except RuntimeError as error:
-        if isinstance(error.__context__, OSError):  # torch.save hides a full disk behind its own
-            raise error.__context__ from None
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def load_checkpoint(path: Path) -> Any:
-    """The newest readable checkpoint, or ``None`` if there is none. An unreadable one is renamed to
-    ``<name>.unreadable``, with a warning, if the previous one is readable.
-    """
-    path, unreadable = Path(path), []
-    for file in (path, path.with_name(path.name + ".previous")):
-        try:
-            with zipfile.ZipFile(file) as archive:  # torch.load compares no checksums
-                summed = any(entry.CRC for entry in archive.infolist())
-                if summed and (damaged := archive.testzip()):
-                    raise ValueError(f"{damaged} does not match its checksum")
-            state = torch.load(file, weights_only=True, map_location="cpu")
-        except FileNotFoundError:
-            continue
-        except (OSError, MemoryError):  # they may pass
-            raise
-        except Exception as error:  # noise can make torch.load raise almost anything
-            warnings.warn(f"checkpoint {file} cannot be read ({error})", stacklevel=2)
-            unreadable.append(file)
-            continue
-        for damaged_file in unreadable:  # or the next save would replace the readable one
-            damaged_file.replace(damaged_file.with_name(damaged_file.name + ".unreadable"))
-        return state
-    if unreadable:
-        names = " and ".join(map(str, unreadable))
-        raise RuntimeError(f"no readable checkpoint: {names} cannot be read; remove to start anew")
-    return None
-
-
-def fingerprint(parts: Mapping, settings: Mapping) -> Iterator[tuple[str, str]]:
-    """Name and text of every setting, plain attribute of a part, of the seed and the weights."""
-    yield "seed", str(torch.initial_seed())
-    for name, value in settings.items():
-        yield name, _text(value)
-    for name, part in parts.items():
-        if isinstance(part, torch.optim.Optimizer):
-            yield name, type(part).__qualname__
-            for key in part.defaults:
-                yield f"{name}.{key}", _text([group[key] for group in part.param_groups])
-        if isinstance(part, nn.Module):
-            yield "initial weights", _text(part.state_dict())
-            frozen = [key for key, value in part.named_parameters() if not value.requires_grad]
-            yield "frozen parameters", _text(frozen)
-            for place, inner in part.named_modules(prefix=name):
-                yield place, type(inner).__qualname__
-                for key, value in vars(inner).items():
-                    # Private ones are torch's tables and what layers keep from call to call.
-                    if not key.startswith("_") and key != "training":
-                        yield f"{place}.{key}", _text(value)
-
-
-def _text(value: object) -> str:
-    """The same of equal values in every process; of tensors and long texts a digest."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        value = torch.tensor(value)
-    if isinstance(value, Tensor):
-        return "uninitialized" if is_lazy(value) else _tensor(value)
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, set | frozenset):
-        value = sorted(value, key=repr)
-    if is_dataclass(value) and not isinstance(value, type):
-        entries = {field.name: getattr(value, field.name) for field in fields(value)}
-        text = type(value).__qualname__ + _text(entries)
-    elif isinstance(value, Mapping):
-        text = "{" + ", ".join(f"{key!r}: {_text(item)}" for key, item in value.items()) + "}"
-    elif isinstance(value, list | tuple):
-        text = "[" + ", ".join(map(_text, value)) + "]"
-    elif re.search(r"\b0x[0-9a-f]+", text := repr(value)):  # an address
-        text = getattr(value, "__qualname__", type(value).__qualname__)
-    return text if len(text) <= 80 else _digest(text.encode())
-
-
-def _tensor(value: Tensor) -> str:
-    value = value.detach().cpu()
-    if value.layout != torch.strided:
-        entries = value.to_sparse_coo().coalesce()
-        return _text((value.shape, entries.indices(), entries.values()))
-    # Bytes, because NumPy knows no bfloat16; a copy, because one entry may have stride zero.
-    plain = value.as_subclass(Tensor).resolve_conj().resolve_neg().flatten()
-    plain = plain.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    return _digest(f"{value.dtype} {tuple(value.shape)}".encode(), plain.numpy().data)
-
-
-def _digest(*contents: bytes | memoryview) -> str:
-    return "#" + hashlib.sha256(b"".join(contents)).hexdigest()[:16]
+def _check_nan(module: nn.Module, step: int) -> None:
+    """A loss may be finite where its gradient is not."""
+    for name, value in module.named_parameters():
+        if not is_lazy(value) and value.isnan().any():
+            raise ValueError(f"{name} holds NaN after step {step}: lower lr, or mend its gradient")

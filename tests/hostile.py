@@ -24,7 +24,7 @@ from pyro_nmm import Neighborhood
 ROOT = Path(__file__).parent.parent
 OWN = tuple(str(ROOT / name) for name in ("pyro_nmm", "models", "guides"))
 PACKAGES = "pyro_nmm", "pyro_nmm.models", "pyro_nmm.guides"
-PACKAGES += "pyro_nmm.sources", "pyro_nmm.metrics", "pyro_nmm.datasets"
+PACKAGES += "pyro_nmm.sources", "pyro_nmm.datasets"
 #: Errors of Pyro and PyTorch about a value's shape and support.
 PYRO = "Expected value argument", "Expected parameter", "The right-most size of value"
 PYRO += ("Value is not broadcastable with batch_shape",)

@@ -5,20 +5,20 @@
 
 import torch
 from torch_geometric.data import Data
+from torch_geometric.nn import GCN
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides import fit_classifier, fit_images, fit_nmm, fit_unet
+from pyro_nmm.guides import fit_images, fit_nmm, fit_unet
 from pyro_nmm.models import Denoiser, NMMNetwork, UNet
-from pyro_nmm.models.backbones import gcn
 
 
 def ring(nodes=12):
-    """A ring of two classes; four nodes each train and validate."""
+    """A ring of two classes; four nodes have an observed label."""
     around = torch.arange(nodes)
     edges = torch.stack([around, (around + 1) % nodes])
     x = torch.randn(nodes, 4, generator=torch.Generator().manual_seed(1))
-    masks = {name: (around % 3) == k for k, name in enumerate(("train_mask", "val_mask"))}
-    return Data(x=x, edge_index=torch.cat([edges, edges.flip(0)], 1), y=around // 6, **masks)
+    both = torch.cat([edges, edges.flip(0)], 1)
+    return Data(x=x, edge_index=both, y=around // 6, train_mask=around % 3 == 0)
 
 
 def changed(**changes):
@@ -28,27 +28,15 @@ def changed(**changes):
     return data
 
 
-def fit(path, kind="nmm", data=None, hood=None, network=None, seed=0, skipped=0, **options):
-    data = ring() if data is None else data
+def pair(dropout=0.5, **options):
+    labels, attention = GCN(4, 8, 2, 2, dropout=dropout), GCN(4, 3, 1)
+    return NMMNetwork(labels, attention, num_classes=2, **options)
+
+
+def fit(data=ring, network=pair, seed=0, **options):
     torch.manual_seed(seed)
-    torch.randn(skipped)
-    options = {"num_epochs": 20, "checkpoint": path} | options
-    if kind == "classifier":
-        network = gcn(4, 2) if network is None else network()
-        out, scores = fit_classifier(network, data, **options)
-        return out.detach(), scores
-    if network is None:
-        network = NMMNetwork(gcn(4, 2), gcn(4, 3, attention=True), num_classes=2)
-    else:
-        network = network()
-    hood = Neighborhood(data.edge_index, data.num_nodes) if hood is None else hood
-    mix, scores = fit_nmm(network, data, hood, **options)
-    return mix.alpha, scores
-
-
-def pair(label=None, attention=None, **options):
-    labels = label or gcn(4, 2)
-    return NMMNetwork(labels, attention or gcn(4, 3, attention=True), num_classes=2, **options)
+    hood = Neighborhood(ring().edge_index, 12)
+    return fit_nmm(network(), data(), hood, **{"num_steps": 8} | options)
 
 
 def denoise(path, kind="nmm", seed=0, draw=None, network=None, **options):

@@ -282,7 +282,6 @@ def trained(args, results: Records, method: str, seed: int):
         network = build(args, part, network)
         key = {"task": "train", "method": part, "seed": seed}
         options["checkpoint"] = args.checkpoints / f"{part}.{seed}.pt"
-        options["settings"] = f"{seed} {settings(args)}"
         options["progress"] = partial(watched, args, results, network, pairs, key, (first, last))
         fit = fit_images if part in NMMS else fit_unet
         fit(network, draw, num_steps=last - first, **options)

@@ -13,9 +13,9 @@ from pyro.optim import ClippedAdam
 from torch import Size, Tensor, nn
 
 from benchmarks.shared.records import RESULTS, Records, command, pick
+from benchmarks.shared.scores import brier, mean_log_prob
 from pyro_nmm import ChosenLabels, EvidenceConditional, NeighborChoice, NeighborMixture, sources
 from pyro_nmm.guides import evidence_guide, mean_field
-from pyro_nmm.metrics import brier, mean_log_prob
 from pyro_nmm.models import PairwiseMRF, annealed_log_normalizer, grid_edges, nmm, potts
 from pyro_nmm.ops.entries import Draw, evidence_entries
 from pyro_nmm.ops.gibbs import run_chains

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from benchmarks.shared import records
+from benchmarks.shared.scores import brier, independent_pairs, mean_log_prob
+from benchmarks.shared.training import Consistency, train_classifier, train_nmm
 from pyro_nmm import Neighborhood, NeighborMixture, Posterior
 from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
-from pyro_nmm.guides import Consistency, fit_classifier, fit_nmm
-from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob
 from pyro_nmm.models import NMMNetwork, StackedNMM, temperature_scaling
 from pyro_nmm.models.backbones import appnp, gat, gcn, mlp
 
@@ -102,11 +102,11 @@ def fit(key: dict, data, hood, settings: dict, wrap: Callable = lambda network: 
         options["consistency"] = Consistency(data.num_nodes, classes, **agreement)
         drop["drop_nodes"] = 0.5
     if "NMM" not in method:
-        return fit_classifier(backbone(kind, data, classes, **drop), data, **options)
+        return train_classifier(backbone(kind, data, classes, **drop), data, **options)
     few = int(data.train_mask.sum()) <= 300
     options.setdefault("estimator", "reward_to_go" if few else "one_step_credit")
     network = nmm_network(kind, data, drop, **given("link", "floor", "gamma", "attention"))
-    return fit_nmm(wrap(network), data, hood, **options)
+    return train_nmm(wrap(network), data, hood, **options)
 
 
 def calibrated(scores: Tensor, data) -> Tensor:

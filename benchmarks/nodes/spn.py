@@ -24,7 +24,7 @@ from torch_geometric.utils import index_to_mask, scatter
 from benchmarks.nodes import fits
 from benchmarks.on_top import shuffled
 from benchmarks.shared.records import Records
-from pyro_nmm.metrics import independent_pairs
+from benchmarks.shared.scores import independent_pairs
 
 #: Factors of edge logits, from the authors' code; the power of the ends' marginals in an edge's
 #: potential is 1 in equation 9 and .1 in their code.

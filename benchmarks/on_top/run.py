@@ -25,9 +25,9 @@ from benchmarks.on_top import sets as connected
 from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, some_pairs, trained
 from benchmarks.shared.graphs import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick, read
+from benchmarks.shared.scores import independent_pairs
 from benchmarks.shared.timing import timed
 from pyro_nmm import Neighborhood, NeighborMixture, Posterior
-from pyro_nmm.metrics import independent_pairs
 from pyro_nmm.models import StackedNMM, edge_weights, random_blocks
 from pyro_nmm.sources import communities
 

@@ -106,14 +106,14 @@ def fits(target, windows: Grid, starts: list, **steps: int) -> Iterator[Neighbor
 def two_starts(unary: Tensor, marginals: Tensor, logits: Tensor) -> list[tuple]:
     """Near each pixel's own evidence, and near the mean field."""
     evidence = unary.softmax(-1), logits, {"kappa": 1.0}, {}
-    return [evidence, (marginals, logits, {}, {"warmup": 0.0})]
+    return [evidence, (marginals, logits, {}, {})]
 
 
 def fit_all(field: PairwiseMRF, windows: Grid, marginals: Tensor, given=None, **steps: int):
     """The NMM of all pixels: the best of two starts, and of a ``given`` mixture, if any."""
     starts = two_starts(field.unary, marginals, -0.5 * windows.distance)
     if given is not None:
-        options = {"kappa": 1.0, "epsilon": 0.0}, {"warmup": 0.0, "lr": 0.01}
+        options = {"kappa": 1.0, "epsilon": 0.0}, {"lr": 0.01}
         starts.append((given.table, given.logits, *options))
     count = max(4, 2**15 // field.num_nodes)
     score = partial(loss, field=field, order=windows.order, num_samples=8 * count, chunk=count)

@@ -24,8 +24,9 @@ from benchmarks.shared import tables
 from benchmarks.shared.records import RESULTS, Files, Records, command
 from benchmarks.shared.tables import Cell, average, count, frame, ordered, spread
 from benchmarks.shared.timing import in_turn, peak_memory, timed
+from benchmarks.shared.training import train_nmm
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
-from pyro_nmm.guides import Chains, fit_nmm, ordered_guide
+from pyro_nmm.guides import Chains, ordered_guide
 from pyro_nmm.models import NMMNetwork, nmm
 from pyro_nmm.models.backbones import gcn
 
@@ -152,7 +153,7 @@ def networks(args, results: Records) -> None:
         options = {"estimator": estimator(key["method"]), "criterion": "likelihood"}
         options |= {"weight_decay": 0.0, "patience": args.num_epochs, "lr": 0.05}
         start = time.process_time()
-        found, curve = fit_nmm(network(), data, hood, num_epochs=args.num_epochs, **options)
+        found, curve = train_nmm(network(), data, hood, num_epochs=args.num_epochs, **options)
         row = {"seconds": time.process_time() - start, "epochs": len(curve)}
         results.add(**key, **row, **compared(mixture, found, data.y))
 

@@ -26,10 +26,16 @@ from benchmarks.scale.speed import seconds
 from benchmarks.shared.graphs import louvain
 from benchmarks.shared.records import RESULTS, Records, command, read
 from benchmarks.shared.timing import timed
+from benchmarks.shared.training import (
+    Consistency,
+    ConsistentNMM,
+    SeedLoss,
+    best_epoch,
+    train_nmm,
+)
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.datasets import inner_edges, random_split, seed_batch, with_in_degree
-from pyro_nmm.guides import AmortizedNMM, Consistency, SeedLoss, fit_nmm
-from pyro_nmm.guides.fitting import train
+from pyro_nmm.datasets import inner_edges, random_split, seed_batch
+from pyro_nmm.guides import AmortizedNMM
 
 INPUTS = ("x", "edge_index", "edge_weight")
 WHOLE = "whole graph"
@@ -50,11 +56,12 @@ def epochs_of(kind: str, data: Data, hood: Neighborhood) -> dict[str, Callable[[
     train_mask, classes = data.train_mask, int(data.y.max()) + 1
     alone, network = backbone(kind, data, classes).train(), nmm_network(kind, data).train()
     inputs, consistency = (data.x, data.edge_index), Consistency(data.num_nodes, classes)
+    consistent = partial(ConsistentNMM, consistency=consistency)
     y = data.y[train_mask]
     pyro.clear_param_store()
 
-    def bound(loss: type, **options) -> Callable[[], None]:
-        program = AmortizedNMM(hood, network, **options)
+    def bound(loss: type, kind: Callable = AmortizedNMM) -> Callable[[], None]:
+        program = kind(hood, network)
         elbo = loss(4, max_plate_nesting=0, vectorize_particles=True)
         programs = program.model, program.guide
         return lambda: elbo.loss_and_grads(*programs, *inputs, y=data.y, observed=train_mask)
@@ -69,7 +76,7 @@ def epochs_of(kind: str, data: Data, hood: Neighborhood) -> dict[str, Callable[[
         "backbone": partial(first, lambda: cross_entropy(alone(*inputs)[train_mask], y).backward()),
         "networks": partial(both, lambda: sum(p.sum() for p in network(hood, *inputs)).backward()),
         "NMM": partial(both, bound(Trace_ELBO)),
-        "NMM + consistency": partial(both, bound(TraceGraph_ELBO, consistency=consistency)),
+        "NMM + consistency": partial(both, bound(TraceGraph_ELBO, consistent)),
         "NMM, TraceGraph_ELBO": partial(both, bound(TraceGraph_ELBO)),
     }
 
@@ -94,7 +101,7 @@ def tightness(args, results: Records) -> None:
             yield epoch
 
     number = args.num_epochs + 1
-    fit_nmm(network, data, hood, lr=0.02, num_epochs=number, patience=number, progress=watched)
+    train_nmm(network, data, hood, lr=0.02, num_epochs=number, patience=number, progress=watched)
 
 
 @torch.no_grad()
@@ -118,7 +125,7 @@ def prepared(name: str, root: Path | None) -> tuple[Data, Neighborhood, Tensor]:
     data.x = data.x.to_dense()
     groups = torch.stack([louvain(data, resolution) for resolution in (1.0, 16.0)])
     data.edge_index, data.edge_weight = gcn_norm(data.edge_index, num_nodes=data.num_nodes)
-    return with_in_degree(data), hood, groups
+    return data, hood, groups
 
 
 def cut(nodes: Tensor, key: dict, groups: Tensor) -> Sequence[Tensor]:
@@ -149,16 +156,14 @@ def fit(key: dict, args) -> tuple[NeighborMixture, int]:
     params = [{"params": p, "weight_decay": decay * (".convs.0." in name)} for name, p in named]
     optimizer = Adam(params, lr=settings["lr"])
 
-    def backward(epoch: int) -> float:
-        """An epoch; the loop makes its last step."""
-        for number, part in enumerate(cut(seeds, key, groups)):
-            if number:
-                optimizer.step()
+    def step(epoch: int) -> None:
+        for part in cut(seeds, key, groups):
+            whole = key["way"] == WHOLE
+            batch = data if whole else seed_batch(data, part, HOPS)
+            own = data.train_mask if whole else torch.arange(batch.num_nodes) < len(part)
             optimizer.zero_grad()
-            batch = (data, seeds) if key["way"] == WHOLE else (seed_batch(data, part, HOPS),)
-            value = loss(*batch)
-            value.backward()
-        return value.item()
+            loss(batch, own).backward()
+            optimizer.step()
 
     def mixture() -> NeighborMixture:
         return NeighborMixture(hood, *network(hood, *(data[name] for name in INPUTS)))
@@ -168,7 +173,7 @@ def fit(key: dict, args) -> tuple[NeighborMixture, int]:
         found = node_scores(post.marginals()[data.val_mask], data.y[data.val_mask])
         return found["accuracy"], -found["nll"]
 
-    curve = train(network, optimizer, backward, validate, num_epochs=args.num_epochs, patience=100)
+    curve = best_epoch(network, range(args.num_epochs), step, validate, patience=100)
     with torch.no_grad():
         return mixture(), len(curve)
 

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Reliability, accuracy over epochs, and the marginals around one node."""
+"""Reliability, and the marginals around one node."""
 
 from __future__ import annotations
 
@@ -12,23 +12,17 @@ from torch import Tensor
 from drawing import BLUE, ORANGE, PALETTE, canvas, diagonal, reliability, save
 
 
-def draw(args, data, mix, probs: dict[str, Tensor], curves: dict) -> None:
-    figure, axes = canvas(1, 3, (12, 4.4), font=12)
+def draw(args, data, mix, probs: dict[str, Tensor]) -> None:
+    figure, axes = canvas(1, 2, (8.4, 4.4), font=12)
     test = data.test_mask
     for (name, p), color in zip(probs.items(), (ORANGE, BLUE), strict=True):
         reliability(axes[0], p[test].cpu(), data.y[test].cpu(), color, name)
-    for (name, rows), color in zip(curves.items(), (ORANGE, BLUE), strict=True):
-        accuracy = [row[0] for row in rows]
-        axes[1].plot(range(1, len(accuracy) + 1), accuracy, color=color, label=name)
     low = diagonal(axes[0], 0.9)
     axes[0].set(xlabel="confidence", ylabel="accuracy", xlim=(low, 1.01), ylim=(low, 1.01),
                 title="Reliability, ± one standard error")  # fmt: skip
-    axes[1].set(xlabel="epoch", ylabel="accuracy", title="Validation accuracy")
-    axes[1].set_ylim(bottom=min(0.5, max(max(row[0] for row in c) for c in curves.values()) - 0.1))
-    for axis in axes[:2]:
-        axis.legend(frameon=False, loc="lower right")
+    axes[0].legend(frameon=False, loc="lower right")
     node = uncertain_node(data, mix, *probs.values()) if args.node is None else args.node
-    neighbourhood(axes[2], data, mix, list(probs.values())[1], node)
+    neighbourhood(axes[1], data, mix, list(probs.values())[1], node)
     save(figure, args.output)
 
 

@@ -43,9 +43,9 @@ class FieldRun(Steps):
     :param int num_draws: of each of ``num_chains`` chains of Gibbs sweeps, after the fit.
     :param float lr: of the prior's parameters.
     :param progress: wraps the range of steps, for example ``tqdm``.
-    :param Path checkpoint: start ``k`` is saved every ``save_every`` steps as ``<checkpoint>.k``,
-        and the save before as ``<checkpoint>.k.previous``. Called again after the same seed, an
-        interrupted fit ends with the same values. A checkpoint of other data or steps is refused.
+    :param Path checkpoint: start ``k`` is saved every ``save_every`` steps as ``<checkpoint>.k``.
+        Called again after the same seed, an interrupted fit ends with the same values. A checkpoint
+        of other data or steps is refused.
     """
 
     num_steps: int = 120

@@ -12,24 +12,6 @@ from torch_geometric.utils import index_to_mask
 
 from pyro_nmm.arguments import as_tensor, check_edges, check_ids, check_integers
 from pyro_nmm.datasets.entries import entry
-from pyro_nmm.neighborhood import Neighborhood
-
-#: The attribute of nodes that holds their number of distinct neighbours in the whole graph.
-IN_DEGREE = "in_degree"
-
-
-def with_in_degree(data: Data) -> Data:
-    r"""A copy of the data with ``in_degree``, ``(N,)``: the number of distinct neighbours of a
-    node, in the whole graph. :class:`~pyro_nmm.guides.SeedLoss` compares it with a batch.
-
-    >>> data = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]]), num_nodes=3)
-    >>> with_in_degree(data).in_degree
-    tensor([1, 1, 1])
-    """
-    hood = Neighborhood(entry(data, "edge_index"), data.num_nodes)
-    data = copy.copy(data)
-    data[IN_DEGREE] = hood.ptr.diff() - 1
-    return data
 
 
 def seed_batch(data: Data, seeds: Tensor, num_hops: int, num_neighbors: int | None = None) -> Data:

@@ -3,7 +3,6 @@
 
 """Checked entries of PyG's data, and libraries that only some data need."""
 
-import copy
 import importlib
 import threading
 from collections.abc import Iterator
@@ -18,42 +17,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyro_nmm.arguments import as_tensor, check_edges, expect
+from pyro_nmm.arguments import as_tensor
 
 #: Held by the thread whose seed is in torch's global generator.
 _SEEDED = threading.RLock()
-
-
-def contents(data: Data) -> dict[str, object]:
-    """All that a run depends on, by name; labels outside the masks are never read."""
-    names = ("x", "edge_index", "train_mask", "val_mask")
-    inputs = {f"data.{name}": data.get(name) for name in names}
-    return inputs | {"data.y": data.y[data.train_mask | data.val_mask]}
-
-
-def checked(data: Data) -> Data:
-    """The checked data, with labels of ``torch.long`` and edges that PyTorch computes with."""
-    if data.x is not None:
-        entry(data, "x")
-    edge_index = entry(data, "edge_index")
-    check_edges("data.edge_index", edge_index)
-    size = data.num_nodes
-    for name in ("train_mask", "val_mask"):
-        mask = entry(data, name)
-        if mask.dtype != torch.bool or mask.shape != (size,) or not mask.any():
-            raise ValueError(
-                f"data.{name} must be a boolean mask of shape ({size},) that selects a node, got "
-                f"{mask.dtype} of shape {tuple(mask.shape)}: see pyro_nmm.datasets.select_split"
-            )
-    both = data.train_mask & data.val_mask
-    if both.any():
-        node = both.nonzero()[0].item()
-        masks = "data.train_mask and data.val_mask"
-        raise ValueError(f"{masks} both hold node {node}: its label is known and cannot validate")
-    y = expect("data.y", entry(data, "y"), (size,), kind="labels", note="one label per node")
-    data = copy.copy(data)
-    data.y, data.edge_index = y.long(), edge_index
-    return data
 
 
 def extra(module: str, what: str) -> ModuleType:
@@ -104,16 +71,3 @@ def as_seed(seed: Any) -> int:
     if not isinstance(seed, Integral):
         raise ValueError(f"seed must be an integer, got {seed!r}")
     return int(seed)
-
-
-def labels_in(data: Data, mask: str, num_classes: int) -> Tensor:
-    """Labels of the mask's nodes, all within a network's columns."""
-    y = data.y[data[mask]].long()
-    wrong = (y < 0) | (y >= num_classes)
-    if wrong.any():
-        node = data[mask].nonzero()[wrong][0].item()
-        raise ValueError(
-            f"data.y holds label {data.y[node].item()} at node {node} of data.{mask}, but the "
-            f"network has labels 0..{num_classes - 1}: correct the mask or add columns"
-        )
-    return y

@@ -15,7 +15,6 @@ from graphs import house, parameters, random_sources, shared_sources, star, to_h
 from pyro.distributions import Normal
 from pyro.infer import TraceGraph_ELBO
 from torch_geometric.data import Data
-from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import grid
 
 from benchmarks.scale import calls
@@ -28,14 +27,11 @@ from pyro_nmm import (
     OrderedConditional,
     sources,
 )
-from pyro_nmm.datasets import seed_batch, with_in_degree
-from pyro_nmm.guides import SeedLoss, evidence_guide, ordered_guide
-from pyro_nmm.metrics import brier, mean_log_prob
+from pyro_nmm.guides import evidence_guide, ordered_guide
 from pyro_nmm.models import (
     Annotators,
     Denoiser,
     MarginalField,
-    NMMNetwork,
     PairwiseMRF,
     StackedNMM,
     UNet,
@@ -179,11 +175,6 @@ def denoised(there):
     return *mix.intervals(), mix.node_log_probs(image.flatten(1).long())
 
 
-def scores(there):
-    probs, y = there(torch.rand(64, 3).softmax(-1), torch.randint(3, (64,)))
-    return mean_log_prob(probs, y), brier(probs, y)
-
-
 #: What gives on a device what it gives on the CPU.
 EQUAL = {
     **{graph.__name__: partial(queries, graph) for graph in (house, star, two_triangles)},
@@ -197,7 +188,6 @@ EQUAL = {
     "links": links,
     "half field": half_field,
     "denoised": denoised,
-    "scores": scores,
 }  # fmt: skip
 
 
@@ -278,15 +268,6 @@ def consensus(there):
     yield found.information_gain()
 
 
-def mini_batches(there):
-    data = there(with_in_degree(Data(torch.randn(64, 3), EDGES, y=HALF)))
-    backbones = GraphSAGE(3, 4, 2, out_channels=2), GraphSAGE(3, 4, 2)
-    loss = there(SeedLoss(NMMNetwork(*backbones, num_classes=2)))
-    seeds = there(torch.tensor([3, 9, 40]))
-    loss(seed_batch(data, seeds, num_hops=3, num_neighbors=2)).backward()
-    return [p.grad for p in loss.parameters() if p.grad is not None]
-
-
 #: What draws on a device, and leaves finite values there.
 ALIVE = {
     "posteriors": posteriors,
@@ -296,7 +277,6 @@ ALIVE = {
        for name, run in (("step", step), ("step given evidence", step_given_evidence))
        for collapsed in (False, True)},
     "consensus": consensus,
-    "mini-batches": mini_batches,
 }  # fmt: skip
 
 

@@ -59,7 +59,7 @@ FILES = {"planetoid", "link_graph", "published_split"}
 
 def public():
     """Public names of all packages and modules that have pages of their own."""
-    for package in (*PACKAGES, "pyro_nmm.datasets", "pyro_nmm.metrics", "pyro_nmm.sources"):
+    for package in (*PACKAGES, "pyro_nmm.datasets", "pyro_nmm.sources"):
         module = importlib.import_module(package)
         for name, thing in vars(module).items():
             own = getattr(thing, "__module__", "").startswith(package)

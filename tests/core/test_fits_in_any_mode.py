@@ -22,10 +22,8 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import link_split
 from pyro_nmm.guides import (
     AmortizedNMM,
-    Consistency,
     DGLFRMGuide,
     HiddenFieldGuide,
-    fit_classifier,
     fit_images,
     fit_links,
     fit_mixture,
@@ -33,7 +31,6 @@ from pyro_nmm.guides import (
     fit_unet,
     mean_field,
 )
-from pyro_nmm.guides.fitting import train
 from pyro_nmm.models import (
     DGLFRM,
     Annotators,
@@ -85,23 +82,17 @@ def mixture(there, part=False):
         field = MarginalField(field, there(torch.arange(9) % 2 == 0))
     network = there(FreeNMM(hood, 2))
     yield
-    target = (lambda _: field) if part else field
-    mix, losses = fit_mixture(target, hood, network, num_steps=3)
+    target, order = (lambda _: field, torch.cat(field.colors())) if part else (field, None)
+    mix, losses = fit_mixture(target, hood, network, order=order, num_steps=3)
     yield [mix.alpha, *losses, *numbers(network)]
-
-
-def classifier(there):
-    data, network, penalty = there(graph()[0], GCN(3, 4, 2, 2), Consistency(12, 2))
-    yield
-    yield [*fit_classifier(network, data, consistency=penalty, num_epochs=3), *numbers(network)]
 
 
 def amortized(there):
     network = NMMNetwork(GCN(3, 4, 2, 2), GCN(3, 4, 2, 4), num_classes=2)
-    data, hood, network, penalty = there(*graph(), network, Consistency(12, 2))
+    data, hood, network = there(*graph(), network)
     yield
-    mix, curve = fit_nmm(network, data, hood, consistency=penalty, num_epochs=3)
-    yield [mix.alpha, mix.logits, curve, *numbers(network)]
+    mix, losses = fit_nmm(network, data, hood, num_steps=3)
+    yield [mix.alpha, mix.logits, *losses, *numbers(network)]
 
 
 def links(there, nmm=False):
@@ -119,19 +110,6 @@ def images(there, fit):
     patches, network = there(torch.randint(256, (1, 3, 4, 4)), network)
     yield
     yield [fit(network, lambda: patches, num_steps=2), *numbers(network)]
-
-
-def loop(there):
-    network, x = there(torch.nn.Linear(3, 2), torch.randn(4, 3))
-    optimizer = torch.optim.Adam(network.parameters())  # holds the parameters already
-
-    def backward(step):
-        loss = network(x.clone()).square().sum()
-        loss.backward()
-        return loss.item()
-
-    yield
-    yield [train(network, optimizer, backward, num_epochs=3), *numbers(network)]
 
 
 def temperature(there):
@@ -201,13 +179,11 @@ def independent(there):
 FITS = {
     "fit_mixture": mixture,
     "fit_mixture, MarginalField": partial(mixture, part=True),
-    "fit_classifier": classifier,
     "fit_nmm": amortized,
     "fit_links": links,
     "fit_links, NMM": partial(links, nmm=True),
     "fit_unet": partial(images, fit=fit_unet),
     "fit_images": partial(images, fit=fit_images),
-    "train": loop,
     "temperature_scaling": temperature,
     "StackedNMM": stacked,
     "StackedNMM of scores": partial(stacked, pool=False),
@@ -285,8 +261,8 @@ def test_a_network_that_inference_mode_holds_is_refused():
         network = NMMNetwork(GCN(3, 4, 2, 4), num_classes=2)
         AmortizedNMM(hood, network).mixture(data.x, data.edge_index)
     with pytest.raises(ValueError, match=r"of NMMNetwork was made in torch.inference_mode\(\)"):
-        fit_nmm(network, data, hood, num_epochs=1)
-    fit_nmm(copy.deepcopy(network), data, hood, num_epochs=1)
+        fit_nmm(network, data, hood, num_steps=1)
+    fit_nmm(copy.deepcopy(network), data, hood, num_steps=1)
 
 
 def test_an_error_leaves_the_mode_as_it_was():

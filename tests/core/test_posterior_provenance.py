@@ -6,16 +6,12 @@ Posteriors below a discrete parent. A posterior keeps no provenance, so it refus
 any; what its queries return keeps the provenance of their arguments.
 """
 
-import pyro
 import pytest
 import torch
 from graphs import house
 from pyro.ops.provenance import get_provenance, track_provenance
-from torch_geometric.nn import MLP
 
 from pyro_nmm import AveragedPosterior, GaussianConcentrations, NeighborMixture
-from pyro_nmm.guides import AmortizedNMM, Consistency
-from pyro_nmm.models import NMMNetwork
 
 HOOD = house()
 ALPHA, LOGITS = torch.linspace(0.5, 2, 10).view(5, 2), torch.linspace(-1, 1, HOOD.num_edges)
@@ -70,11 +66,3 @@ def test_queries_keep_the_provenance_of_their_arguments(name):
     posterior = MIX.condition(Y, KNOWN)
     for each in (posterior, AveragedPosterior([posterior] * 2)):
         assert get_provenance(QUERIES[name](each)) == {"x"}
-
-
-def test_the_teacher_of_a_network_is_constant():
-    """Its posterior is no part of the gradient, so that it needs no provenance."""
-    network = NMMNetwork(MLP([5, 2]), MLP([5, 4]), num_classes=2)
-    program = AmortizedNMM(HOOD, network, consistency=Consistency(5, 2, warmup=0))
-    trace = pyro.poutine.trace(program.model).get_trace(below(torch.eye(5)), y=Y, observed=KNOWN)
-    assert get_provenance(trace.nodes["consistency"]["fn"].log_factor) == {"x"}

@@ -11,7 +11,6 @@ import torch
 from emissions import COUNTS, FEATURES
 from graphs import shared_sources
 from torch_geometric.data import Data
-from torch_geometric.nn import GraphSAGE
 
 from pyro_nmm import (
     InnerProductGraph,
@@ -21,15 +20,13 @@ from pyro_nmm import (
     sources,
 )
 from pyro_nmm.arguments import as_tensor
-from pyro_nmm.datasets import inner_edges, link_split, seed_batch, with_in_degree
-from pyro_nmm.guides import DGLFRMGuide, FieldGuide, SeedLoss, fit_links, mean_field
+from pyro_nmm.datasets import inner_edges, link_split, seed_batch
+from pyro_nmm.guides import DGLFRMGuide, FieldGuide, fit_links, mean_field
 from pyro_nmm.labels import as_array, check_names, in_label_order, is_missing
-from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob, pair_log_likelihood
 from pyro_nmm.models import (
     DGLFRM,
     Annotators,
     FreeNMM,
-    NMMNetwork,
     NormalEmission,
     PairwiseMRF,
     PoissonEmission,
@@ -70,10 +67,6 @@ CALLS = {
     "StackedNMM": lambda as_: StackedNMM(2)(HOOD, SCORES, as_(Y), as_(TWO))[0],
     "temperature": lambda as_: temperature_scaling(SCORES, as_(Y), as_(TWO)),
     "compatibility": lambda as_: compatibility(HOOD, as_(Y), as_(TWO), 2),
-    "brier": lambda as_: brier(SCORES.softmax(-1), as_(Y)),
-    "pairs": lambda as_: pair_log_likelihood(
-        independent_pairs(SCORES.softmax(-1), as_(EDGES)), as_(Y), as_(EDGES)
-    ),
     "inner_edges": lambda as_: inner_edges(as_(EDGES), MASK),
     "link_split": lambda as_: link_split(as_(PATH), 21, seed=0).train,
     "seed_batch": lambda as_: seed_batch(Data(SCORES, EDGES), as_(TWO), 1).n_id,
@@ -105,9 +98,6 @@ def losses_of_links(x):
 
 #: Calls with numbers that are no integers.
 OF_NUMBERS = {
-    "brier": lambda as_: brier(as_(SCORES.softmax(-1)), Y),
-    "mean_log_prob": lambda as_: mean_log_prob(as_(SCORES.softmax(-1)), Y),
-    "independent_pairs": lambda as_: independent_pairs(as_(SCORES.softmax(-1)), EDGES),
     "temperature": lambda as_: temperature_scaling(as_(SCORES), Y, TWO),
     "StackedNMM": lambda as_: StackedNMM(2)(HOOD, as_(SCORES), Y, TWO),
     "points": lambda as_: sources.points(as_(SCORES), 9.0, 9.0)[1],
@@ -188,19 +178,12 @@ def test_numbers_in_arrays_and_lists(name):
     check(OF_NUMBERS[name], LISTS)
 
 
-def loss_of_seeds(seeds):
-    sage = (GraphSAGE(2, 4, 1, out_channels=2) for _ in range(2))
-    data = with_in_degree(Data(SCORES.double(), EDGES, y=Y))
-    return SeedLoss(NMMNetwork(*sage, num_classes=2))(data, seeds).detach()
-
-
 #: Calls with a set of nodes; zeros and ones that repeat are a mask, not the ids of two nodes.
 SETS = {
     "compatibility": lambda some: compatibility(HOOD, Y, some, 2),
     "temperature": lambda some: temperature_scaling(SCORES, Y, some),
     "PooledScores": lambda some: PooledScores(2).terms(HOOD, SCORES, Y, some),
     "StackedNMM": lambda some: StackedNMM(2)(HOOD, SCORES, Y, some),
-    "SeedLoss": loss_of_seeds,
     "subgraph": lambda some: HOOD.subgraph(some).source,
 }
 
@@ -217,7 +200,6 @@ def test_sets_of_nodes_are_masks_or_ids(name):
 def test_no_nodes():
     none = torch.zeros(4, dtype=torch.bool)
     assert PooledScores(2).terms(HOOD, SCORES, Y, none).isfinite().all()
-    assert loss_of_seeds([]) == 0
 
 
 FRAME = pd.DataFrame(SCORES.numpy())
@@ -248,8 +230,6 @@ def test_columns_numbered_by_labels():
     same = torch.testing.assert_close
     same(StackedNMM(2)(HOOD, given, Y, TWO)[0], StackedNMM(2)(HOOD, SCORES, Y, TWO)[0])
     assert temperature_scaling(given, Y, TWO) == temperature_scaling(SCORES, Y, TWO)
-    same(brier(mixed, Y), brier(probs, Y))
-    same(independent_pairs(mixed, EDGES), independent_pairs(probs, EDGES))
     same(FreeNMM(HOOD, 2, mixed).log_alpha, FreeNMM(HOOD, 2, probs).log_alpha)
     assert [*in_label_order("x", mixed.set_axis(["b", "a"], axis=1), ["a", "b"])] == ["a", "b"]
     assert [*in_label_order("x", mixed.set_axis(["1", "0"], axis=1))] == ["0", "1"]
@@ -268,9 +248,8 @@ def test_a_masked_label_is_missing():
     for given in (y, y.astype("u8")):
         same(StackedNMM(2)(HOOD, SCORES, given, TWO), StackedNMM(2)(HOOD, SCORES, Y, TWO))
     same(compatibility(HOOD, y, TWO, 2), compatibility(HOOD, Y, TWO, 2))
-    for call in (lambda: StackedNMM(2)(HOOD, SCORES, y, ~MASK), lambda: brier(SCORES, y)):
-        with pytest.raises(ValueError, match=r"holds label -1|2 masked entries"):
-            call()
+    with pytest.raises(ValueError, match="holds label -1"):
+        StackedNMM(2)(HOOD, SCORES, y, ~MASK)
 
 
 ONE = [1, 0, -2, 0.5, True, "", "nan", "-1", b"a", ("a", 1)]

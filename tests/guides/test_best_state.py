@@ -75,7 +75,7 @@ class Rough(nn.Module):
         return (field.unary + self.bias).exp(), torch.zeros(hood.num_edges)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("make", [None, lambda: FreeNMM(HOOD, 2), Rough])
 def test_no_fit_ends_above_the_mean_field(make, seed):
     """At a rate that carries the free parameters away, and with a network too simple for it."""
@@ -158,8 +158,3 @@ def test_the_better_start_is_continued(monkeypatch):
     mix, _ = fit_mixture(field, HOOD, num_steps=40, lr=0.01)
     chosen = (mix.marginals().argmax(1) == found.marginals.argmax(1)).float().mean()
     assert chosen > 0.8
-
-
-def test_a_stream_needs_a_network():
-    with pytest.raises(ValueError, match="network must be given"):
-        fit_mixture(lambda step: field_of(0.3), HOOD, num_steps=3)

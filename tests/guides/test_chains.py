@@ -16,7 +16,6 @@ from oracle import label_probs, of_hood
 from pyro import poutine
 from pyro.distributions import Bernoulli, Normal
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
-from runs import fit
 from scipy.special import logsumexp
 
 from pyro_nmm import Neighborhood
@@ -273,15 +272,6 @@ def test_device(device):
         for _ in range(2):
             ordered_guide(hood, *arguments, collapsed=True, estimator=moved)
         assert moved.states.device.type == device
-
-
-def test_a_fit_goes_on(tmp_path):
-    """Killed after five epochs, a fit ends with the same bits."""
-    whole, _ = fit(tmp_path / "whole", estimator=Chains(), save_every=4, num_epochs=10)
-    path = tmp_path / "killed"
-    fit(path, estimator=Chains(), save_every=4, num_epochs=5, patience=20)
-    again, _ = fit(path, estimator=Chains(), save_every=4, num_epochs=10)
-    assert torch.equal(whole, again)
 
 
 def step(chains, seed, mask=None):

@@ -25,7 +25,6 @@ from pyro_nmm.guides import FieldGuide, MixtureGuide, density, fit_mixture, mean
 from pyro_nmm.models import (
     FreeNMM,
     MarginalField,
-    PairwiseMRF,
     coarse_to_fine,
     grid_edges,
     ising,
@@ -427,19 +426,7 @@ def test_one_network_for_many_fields():
     def stream(step):
         return fields.setdefault(step, ising(grid_edges(3, 3), 0.3, torch.randn(9)))
 
-    mix, _ = fit_mixture(stream, hood, network, num_steps=60, lr=0.1, warmup=0.0)
+    mix, _ = fit_mixture(stream, hood, network, order=torch.arange(9), num_steps=60, lr=0.1)
     assert len(fields) == 60
     assert network.weight[0] > 0.3
     torch.testing.assert_close(mix.alpha, network(hood, fields[59])[0].detach())
-
-
-def test_interactions_rise_over_the_warmup(monkeypatch):
-    """Over half of eight steps; the field of the fourth is the target itself."""
-    shares, scaled = [], PairwiseMRF.scaled
-    monkeypatch.setattr(
-        PairwiseMRF, "scaled", lambda field, share: shares.append(share) or scaled(field, share)
-    )
-    hood = Neighborhood.grid(2, 2)
-    field = ising(grid_edges(2, 2), 0.3, torch.zeros(4))
-    fit_mixture(field, hood, FreeNMM(hood, 2), num_steps=8, warmup=0.5)
-    assert shares[-3:] == [0.25, 0.5, 0.75]  # before them the mean field's

@@ -69,8 +69,7 @@ def test_learns_that_neighbours_differ():
         if relabels:
             network = Compatibility(network, 2)
         network = network.float()
-        options = {"num_epochs": 200, "lr": 0.05, "criterion": "likelihood"}
-        mix, _ = fit_nmm(network, data, hood, **options)
+        mix, _ = fit_nmm(network, data, hood, num_steps=200, lr=0.05)
         assert isinstance(mix, NeighborMixture)
         posterior = mix.condition(y, masks["train_mask"], num_samples=16)
         right = posterior.marginals().argmax(1)[masks["test_mask"]] == y[masks["test_mask"]]

@@ -11,13 +11,11 @@ import pyro
 import pytest
 import torch
 from graphs import to_hood
-from torch_geometric.nn import GCN, MLP, GraphSAGE
+from torch_geometric.nn import MLP
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets.links import link_split
 from pyro_nmm.guides import DGLFRMGuide, FieldGuide, fit_links
-from pyro_nmm.guides.amortized import _groups
-from pyro_nmm.metrics import mean_log_prob
 from pyro_nmm.models import DGLFRM, FreeNMM, MarginalField, PairwiseMRF, grid_edges, ising
 from pyro_nmm.models.backbones import RandomInput
 
@@ -53,14 +51,6 @@ def test_an_order_may_be_a_list():
     assert guide.order.tolist() == [2, 0, 1]
 
 
-def test_a_convolution_is_one_layer():
-    """Weight decay reaches all of the first one."""
-    for network, names in ((GraphSAGE(3, 4, 2, 2), 3), (GCN(3, 4, 2, 2), 2), (MLP([3, 4, 2]), 2)):
-        first, rest = _groups(network, [network], 0.1)
-        assert len(first["params"]) == names
-        assert len(first["params"]) + len(rest["params"]) == len(list(network.parameters()))
-
-
 def test_features_in_coordinates():
     network = RandomInput(MLP([5, 2]), dropout=0.5).train()
     with warnings.catch_warnings():
@@ -88,11 +78,6 @@ def test_features_of_links_in_any_precision(dtype):
         losses = fit_links(pair, split, x, num_steps=2)
         found.append([*losses, *pair.link_logits(edges, split.train, x, num_samples=1).tolist()])
     np.testing.assert_allclose(*found, rtol=1e-4)
-
-
-def test_rounding_below_zero():
-    probs = torch.tensor([[-1e-4, 1.0001], [0.5, 0.5]])
-    assert mean_log_prob(probs, torch.tensor([0, 1])) == -torch.inf
 
 
 def test_a_share_of_one_label():

@@ -17,7 +17,6 @@ from pyro_nmm.datasets import (
     random_split,
     select_split,
 )
-from pyro_nmm.metrics import brier, independent_pairs, mean_log_prob, pair_log_likelihood
 from pyro_nmm.models import (
     Compatibility,
     FreeNMM,
@@ -114,19 +113,6 @@ def counted(y=LABELS, observed=TWO, num_classes=2, *strength):
 
 
 SCORES = [
-    *((lambda f=f: f(PROBS * NAN, LABELS), "probs must hold probabilities, got nan at")
-      for f in (brier, mean_log_prob)),
-    (lambda: brier(PROBS.log(), LABELS), "probs must hold probabilities, got -0.69"),
-    (lambda: brier(PROBS, LABELS - 7), r"y must hold labels 0\.\.1, got -7 at \[0\]"),
-    (lambda: brier(PROBS, LABELS + 0.5), "y must hold integer labels"),
-    (lambda: mean_log_prob(PROBS[:1], LABELS), r"y must have shape \(1,\), one label per row"),
-    (lambda: mean_log_prob(PROBS[None], LABELS), r"probs must have shape \(n, C\)"),
-    (lambda: independent_pairs(PROBS, PAIRS + 9), "pairs holds node id 10, but ids lie in 0"),
-    (lambda: independent_pairs(PROBS, PAIRS[:1]), r"pairs must have shape \(2, P\)"),
-    (lambda: independent_pairs(PROBS / 0, PAIRS), "probs must hold probabilities, got inf"),
-    (lambda: pair_log_likelihood(PROBS, LABELS, PAIRS), r"table must have shape \(P, C, C\)"),
-    (lambda: pair_log_likelihood(PROBS.expand(3, 2, 2), LABELS, PAIRS), "table .*one table per"),
-    (lambda: pair_log_likelihood(PROBS[None], LABELS + 5, PAIRS), r"y\[pairs\] must hold labels"),
     (lambda: ENDS.coverage(LABELS[:1]), r"y must have shape \(..., 2\), one label per node"),
     (lambda: ENDS.coverage(LABELS - 1), "y must hold labels, which are not negative, got -1"),
     (lambda: ENDS.coverage(LABELS + 0.5), "y must hold integers"),
