@@ -7,9 +7,8 @@ from pyro_nmm.fitting import Run, Steps, load_checkpoint, save_checkpoint, train
 from pyro_nmm.guides.amortized import NodeRun, fit_classifier, fit_nmm
 from pyro_nmm.guides.dglfrm import fit_links
 from pyro_nmm.guides.field import fit_mixture
-from pyro_nmm.guides.images import PatchRun, fit_images, fit_unet
 
 __all__ = [
-    "NodeRun", "PatchRun", "Run", "Steps", "fit_classifier", "fit_images", "fit_links",
-    "fit_mixture", "fit_nmm", "fit_unet", "load_checkpoint", "save_checkpoint", "train",
+    "NodeRun", "Run", "Steps", "fit_classifier", "fit_links", "fit_mixture", "fit_nmm",
+    "load_checkpoint", "save_checkpoint", "train",
 ]  # fmt: skip

@@ -7,8 +7,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides import fit_classifier, fit_images, fit_nmm, fit_unet
-from pyro_nmm.models import Denoiser, NMMNetwork, UNet
+from pyro_nmm.guides import fit_classifier, fit_nmm
+from pyro_nmm.models import NMMNetwork
 from pyro_nmm.models.backbones import gcn
 
 
@@ -49,14 +49,3 @@ def fit(path, kind="nmm", data=None, hood=None, network=None, seed=0, skipped=0,
 def pair(label=None, attention=None, **options):
     labels = label or gcn(4, 2)
     return NMMNetwork(labels, attention or gcn(4, 3, attention=True), num_classes=2, **options)
-
-
-def denoise(path, kind="nmm", seed=0, draw=None, network=None, **options):
-    torch.manual_seed(seed)
-    if network is None:
-        network = UNet(1, 6, 1)
-        network = Denoiser(network) if kind == "nmm" else network
-    draw = draw or (lambda: torch.randint(256, (2, 1, 8, 8)))
-    options = {"num_steps": 4, "checkpoint": path, "save_every": 2} | options
-    fit = fit_images if isinstance(network, Denoiser) else fit_unet
-    return fit(network, draw, **options), network

@@ -33,12 +33,10 @@ from pyro_nmm.guides import SeedLoss, evidence_guide, ordered_guide
 from pyro_nmm.metrics import brier, mean_log_prob
 from pyro_nmm.models import (
     Annotators,
-    Denoiser,
     MarginalField,
     NMMNetwork,
     PairwiseMRF,
     StackedNMM,
-    UNet,
     accuracy,
     grid_edges,
     ising,
@@ -171,12 +169,11 @@ def half_field(there):
     return [half.nodes, half.log_potential(y), half.conditional(y), *half.colors()]
 
 
-def denoised(there):
-    network = there(Denoiser(UNet(channels=1, width=6, depth=1)))
-    image = there(torch.arange(144.0).view(1, 1, 12, 12))
+def levels(there):
     hood = Neighborhood.grid(12, 12, device=there.place)
-    mix = NeighborMixture(hood, *network(hood, image))
-    return *mix.intervals(), mix.node_log_probs(image.flatten(1).long())
+    alpha, logits = torch.rand(2, 144, 40), torch.randn(1, hood.num_edges)
+    mix = NeighborMixture(hood, there(alpha), there(logits))
+    return *mix.intervals(), mix.node_log_probs(there(torch.arange(144) % 40))
 
 
 def scores(there):
@@ -196,7 +193,7 @@ EQUAL = {
     "constructors": lambda there: [t for h in constructors(there) for t in (h.ptr, h.source)],
     "links": links,
     "half field": half_field,
-    "denoised": denoised,
+    "levels": levels,
     "scores": scores,
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from graphs import house
 from pyro.ops.provenance import get_provenance, track_provenance
 from torch_geometric.nn import MLP
 
-from pyro_nmm import AveragedPosterior, GaussianConcentrations, NeighborMixture
+from pyro_nmm import AveragedPosterior, NeighborMixture
 from pyro_nmm.guides import AmortizedNMM, Consistency
 from pyro_nmm.models import NMMNetwork
 
@@ -33,9 +33,6 @@ def below(value):
 #: What a posterior is made of.
 REFUSED = {
     "alpha": lambda: NeighborMixture(HOOD, below(ALPHA), LOGITS).prior(),
-    "formula": lambda: NeighborMixture(
-        HOOD, GaussianConcentrations(below(ALPHA[:, 0]), 1.0, num_classes=2), LOGITS
-    ).prior(),
     "logits": lambda: NeighborMixture(HOOD, ALPHA, below(LOGITS)).condition(Y, KNOWN, 5),
     "relabel": lambda: NeighborMixture(HOOD, ALPHA, LOGITS, below(KEEP)).condition(Y, KNOWN, 5),
     "y": lambda: MIX.condition(below(Y), KNOWN),

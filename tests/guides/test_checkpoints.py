@@ -8,7 +8,7 @@ import copy
 import pyro
 import pytest
 import torch
-from runs import changed, denoise, fit, pair, ring
+from runs import changed, fit, pair, ring
 from torch import nn
 from torch_geometric.nn import MLP
 
@@ -17,11 +17,9 @@ from pyro_nmm.fitting import fingerprint, load_checkpoint, save_checkpoint, trai
 from pyro_nmm.guides import Consistency, fit_mixture
 from pyro_nmm.models import (
     Annotators,
-    Denoiser,
     FreeNMM,
     NMMNetwork,
     NormalEmission,
-    UNet,
     fit_field,
     grid_edges,
     ising,
@@ -86,14 +84,6 @@ def nodes(kind):
     return run
 
 
-def images(kind):
-    def run(checkpoint=None, **options):
-        losses, network = denoise(checkpoint, kind, **{"num_steps": 6} | options)
-        return [torch.tensor(losses), *network.state_dict().values()]
-
-    return run
-
-
 def mixture(scale=1.0, **options):
     torch.manual_seed(0)
     field, hood = ising(grid_edges(2, 2), 0.3, torch.ones(4)), Neighborhood.grid(2, 2)
@@ -128,8 +118,6 @@ RUNS = {
     "train, not validated": (lambda **o: batch_norm(validated=False, **o), (1, 4, 9)),
     "classifier": (nodes("classifier"), (3,)),
     "nmm": (nodes("nmm"), (3,)),
-    "unet": (images("unet"), (3,)),
-    "images": (images("nmm"), (4,)),
     "mixture": (mixture, (3,)),
     "field": (hidden, (1, 5, 8, 12)),
     "field of a network": (lambda **o: hidden(network=True, **o), (6,)),
@@ -243,13 +231,6 @@ OTHERS = [
     *(("nmm", {"network": lambda o=o: Wrapped(**o), "first": {"network": Wrapped}}, name)
       for name, o in ((r"dropout \(\[0\.5, 0\.0\] there, \[0\.1", {"dropout": 0.1}),
                       ("ReLU there, ELU", {"act": "elu"}), ("10 there, 3 here", {"depth": 3}))),
-    *((kind, change, name) for kind in ("unet", "images") for change, name in (
-        ({"seed": 1}, r"seed \(0 there, 1 here\)"),
-        ({"network": Denoiser(UNet(1, 6, 2))}, r"depth|module \(UNet there, Denoiser here\)"),
-        ({"settings": "other patches"}, r"settings \('' there, 'other patches' here\)"),
-        ({"lr": 0.1}, r"optimizer\.lr"),
-        ({"num_steps": 7}, r"num_steps \(6 there, 7 here\)"),
-        ({"max_noise": 5.0}, r"max_noise \(50\.0 there, 5\.0 here\)"))),
     ("mixture", {"scale": 2.0}, "field"),
     ("field", {"data": X + 1}, "data"),
     ("field", {"num_steps": 9}, "num_steps"),
@@ -287,7 +268,7 @@ def test_labels_outside_the_masks_make_no_other_run(tmp_path):
 
 
 def test_the_checkpoint_of_another_loop(tmp_path):
-    denoise(tmp_path / "run.pt")
+    mixture(checkpoint=tmp_path / "run.pt")
     with pytest.raises(ValueError, match="of another run"):
         fit(tmp_path / "run.pt")
 
@@ -315,22 +296,6 @@ def test_nan_in_a_checkpoint_is_refused(tmp_path):
     save_checkpoint(state, path)
     with pytest.raises(ValueError, match=r"0\.weight holds NaN after reading .*run.pt: remove"):
         batch_norm(checkpoint=path)
-
-
-def test_denoisers_in_a_row_resume(tmp_path):
-    """A U-Net that was fitted, and a network on it that was killed; no data for the U-Net."""
-
-    def never():
-        raise AssertionError("the U-Net has been fitted")
-
-    def whole(folder, draw=None, progress=iter):
-        _, trunk = denoise(folder / "trunk.pt", "unet", draw=draw)
-        return images("nmm")(folder / "nmm.pt", network=Denoiser(trunk), progress=progress)
-
-    expected = whole(tmp_path / "a")
-    with pytest.raises(Killed):
-        whole(tmp_path / "b", progress=killed_after(3))
-    assert all(map(torch.equal, whole(tmp_path / "b", never), expected))
 
 
 @pytest.mark.parametrize("path", ["", 3])

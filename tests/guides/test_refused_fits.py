@@ -9,13 +9,12 @@ import pyro
 import pytest
 import torch
 from graphs import house
-from runs import changed, denoise, gcn, pair, ring
+from runs import changed, gcn, pair, ring
 from torch_geometric.datasets import KarateClub
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.links import link_split
 from pyro_nmm.datasets.nodes import inner_edges, random_split, select_split
-from pyro_nmm.fitting import load_checkpoint
 from pyro_nmm.guides import (
     Consistency,
     DGLFRMGuide,
@@ -25,7 +24,7 @@ from pyro_nmm.guides import (
     fit_nmm,
     mean_field,
 )
-from pyro_nmm.models import DGLFRM, Denoiser, FreeNMM, StackedNMM, UNet, grid_edges, ising, potts
+from pyro_nmm.models import DGLFRM, FreeNMM, StackedNMM, grid_edges, ising, potts
 
 
 def classify(data=ring, **options):
@@ -70,16 +69,6 @@ def consistency(probs=None, **options):
         penalty(probs, torch.full((3, 2), 0.5))
 
 
-def patches(*values):
-    """One after another, all of one grey level."""
-    left = iter(values)
-    return lambda: torch.full((1, 1, 8, 8), next(left))
-
-
-def images(kind="nmm", **options):
-    denoise(None, kind, **options)
-
-
 def without(name, **more):
     data = changed(**more)
     del data[name]
@@ -94,7 +83,6 @@ def labelled(mask, label):
 
 
 INTEGER, POSITIVE = "must be an integer of at least", "must be positive and finite, got"
-PATCH = r"draw must give integer grey levels of shape \(B"
 STARTS = r"starts must (have shape \(S, 9, 2\)|be probabilities|be a floating-point tensor), got"
 EVEN, SPARSE = torch.full((1, 9, 2), 0.5), torch.eye(12).to_sparse_csr()
 #: Data, and the message.
@@ -133,10 +121,10 @@ REFUSED = [
     *((run, {name: 0}, f"{name} {INTEGER}") for run, name in (
         (mix, "num_particles"), (mix, "num_samples"), (stacked, "num_steps"),
         (stacked, "num_samples"), (mixture, "num_steps"), (mixture, "num_samples"),
-        (links, "num_steps"), (images, "num_steps"), (images, "save_every"),
+        (links, "num_steps"), (links, "save_every"),
         (consistency, "num_nodes"), (consistency, "num_classes"))),
     *((run, {"lr": wrong}, f"lr {POSITIVE} {wrong}")
-      for run in (stacked, mixture, links, images) for wrong in (0.0, -1.0, math.nan)),
+      for run in (stacked, mixture, links) for wrong in (0.0, -1.0, math.nan)),
     (stacked, {"num_samples": 1}, f"num_samples {INTEGER} 2, got 1"),
     (mix, {"hood": house()}, "hood has 5 nodes, but data 12"),
     (mixture, {"warmup": 2}, r"warmup must be in \[0, 1\], got 2"),
@@ -148,19 +136,6 @@ REFUSED = [
      "field must have .* no batch dimensions"),
     *((links, {"x": wrong}, r"x must (have shape \(34, F\)|be a tensor)|x is on") for wrong in (
         lambda x: x[:30].numpy(), lambda x: x[:30], lambda x: x.to("meta"), lambda x: x[0])),
-    *((images, {name: wrong}, f"{name} must .*{wrong}") for name, wrong in (
-        ("num_steps", 1.5), ("unet_rate", -1.0), ("mean_weight", -1.0), ("max_noise", math.inf),
-        ("last_rate", 2.0))),
-    (images, {"kind": "unet", "loss": "absolute"}, "loss must be 'squared' or 'log'"),
-    *((images, {"draw": lambda wrong=wrong: wrong}, PATCH) for wrong in (
-        torch.rand(1, 1, 8, 8), torch.zeros(1, 1, 8, 8).bool(), torch.zeros(1, 8, 8).long(),
-        torch.zeros(0, 1, 8, 8).long(), torch.zeros(1, 1, 8, 8).long().numpy(), None,
-        torch.zeros(1, 1, 8, 8, device="meta").long())),
-    (images, {"kind": "unet", "draw": lambda: torch.rand(1, 1, 8, 8)}, PATCH),
-    *((images, {"kind": kind, "draw": patches(*values)}, "draw gave grey level " + must)
-      for kind, values, must in (
-          ("unet", (5, -3), "-3 in step 1"), ("nmm", (5, -3), "-3 in step 1"),
-          ("nmm", (5, 255, 300), r"300 in step 2.* 0\.\.255"))),
     *((consistency, {name: wrong}, f"{name} must .*{wrong}") for name, wrong in (
         ("weight", -1.0), ("weight", math.nan), ("temperature", 0.0), ("memory", 1.0),
         ("memory", math.nan), ("warmup", -1))),
@@ -199,53 +174,6 @@ def test_labels_that_are_taken(run):
     assert run(lambda: other)[1] == usual
     for dtype in (torch.uint8, torch.int8, torch.int32):
         assert run(lambda dtype=dtype: changed(y=ring().y.to(dtype)))[1] == usual
-
-
-@pytest.mark.parametrize("kind", ["unet", "nmm"])
-def test_denoiser_stops_at_a_loss_that_is_not_finite(tmp_path, kind):
-    path, made = tmp_path / "run.pt", []
-
-    def draw():
-        made.append(None)
-        if len(made) == 6:
-            next(p for name, p in network.named_parameters() if "last" in name).data.fill_(math.nan)
-        return torch.randint(256, (2, 1, 8, 8))
-
-    torch.manual_seed(0)
-    network = UNet(1, 6, 1) if kind == "unet" else Denoiser(UNet(1, 6, 1))
-    with pytest.raises(ValueError, match=r"the loss is nan in step 5.* lr"):
-        denoise(path, network=network, draw=draw, num_steps=12)
-    assert len(load_checkpoint(path)["history"]) == 4
-
-
-@pytest.mark.parametrize("num_steps", [4, 3])
-def test_denoiser_saves_and_returns_no_nan(tmp_path, num_steps):
-    """The gradient of the last step is NaN, its loss is not."""
-    torch.manual_seed(0)
-    network, calls = UNet(1, 6, 1), []
-
-    def spoil(gradient):
-        calls.append(None)
-        return gradient * math.nan if len(calls) == num_steps else gradient
-
-    network.last.bias.register_hook(spoil)
-    path = tmp_path / "run.pt"
-    with pytest.raises(ValueError, match=rf"last\.bias holds NaN after step {num_steps - 1}"):
-        denoise(path, network=network, num_steps=num_steps)
-    assert len(load_checkpoint(path)["history"]) == 2
-    calls.clear()
-    network.last.bias.data.zero_()
-    network.last.weight.data.zero_()
-    with pytest.raises(ValueError, match="holds NaN after step"):
-        denoise(None, network=network, num_steps=num_steps)
-
-
-@pytest.mark.parametrize("kind", ["unet", "nmm"])
-def test_patches_of_bytes(kind):
-    fixed = torch.randint(256, (2, 1, 8, 8))
-    losses = [denoise(None, kind, draw=lambda d=d: fixed.to(d))[0]
-              for d in (torch.long, torch.uint8, torch.int32)]  # fmt: skip
-    assert losses[0] == losses[1] == losses[2]
 
 
 def test_a_mixture_of_a_target_that_is_nan():

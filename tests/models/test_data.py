@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from scipy.io import savemat
 from scipy.sparse import csr_matrix
 from torch_geometric.io import fs
 
-from pyro_nmm.datasets import image_folder, link_graph, published_split
+from pyro_nmm.datasets import link_graph, published_split
 from pyro_nmm.datasets.nodes import planetoid, select_split
 
 PAIRS = np.array([[0, 1], [1, 2], [2, 3]])
@@ -138,15 +137,3 @@ def test_links_that_are_none(tmp_path):
         savemat(path, content)
         with pytest.raises(ValueError, match=rf"nips12\.mat cannot be read: .*{message}"):
             link_graph("nips12", tmp_path)
-
-
-def test_images_that_are_none(tmp_path):
-    path = tmp_path / "a.png"
-    noise = np.random.default_rng(0).integers(256, size=(30, 30, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path)
-    path.write_bytes(cut(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"a\.png cannot be read: OSError: .*truncated"):
-        image_folder(tmp_path)
-    Image.fromarray(np.full((4, 4), 40_000, dtype=np.uint16)).save(path)
-    with pytest.raises(ValueError, match="256 grey levels a channel, not I;16"):
-        image_folder(tmp_path)
