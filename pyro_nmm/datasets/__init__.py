@@ -5,10 +5,10 @@
 
 from pyro_nmm.datasets.batches import seed_batch, with_in_degree
 from pyro_nmm.datasets.images import letters
-from pyro_nmm.datasets.links import LinkSplit, link_graph, link_split, published_split
+from pyro_nmm.datasets.links import LinkSplit, link_split
 from pyro_nmm.datasets.nodes import digits, inner_edges, planetoid, random_split, select_split
 
 __all__ = [
-    "LinkSplit", "digits", "inner_edges", "letters", "link_graph", "link_split", "planetoid",
-    "published_split", "random_split", "seed_batch", "select_split", "with_in_degree",
+    "LinkSplit", "digits", "inner_edges", "letters", "link_split", "planetoid", "random_split",
+    "seed_batch", "select_split", "with_in_degree",
 ]  # fmt: skip
