@@ -27,7 +27,7 @@ LIST_EXTRAS = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))[
 WORKERS ?= -n logical --dist worksteal
 test-slow test-benchmarks quick portable coverage: export OMP_NUM_THREADS = 1
 # What depends on the last digits, and is quick: half of it takes a minute on two cores.
-NUMERICS = tests/distributions tests/models/test_consensus.py tests/core/test_concentrations.py \
+NUMERICS = tests/distributions tests/models/test_consensus.py \
 	tests/core/test_diagnostics.py tests/core/test_doctests.py tests/core/test_edge_products.py
 
 .PHONY: demo test test-slow test-benchmarks docs quick portable coverage floor newest extras lint benchmarks clean

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser
 from functools import partial
-from pathlib import Path
 
 import networkx
 import pyro
@@ -29,7 +28,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import from_networkx
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets import LinkSplit, link_graph, link_split
+from pyro_nmm.datasets import LinkSplit, link_split
 from pyro_nmm.guides import DGLFRMGuide, fit_links
 from pyro_nmm.models import DGLFRM
 from pyro_nmm.sparse import identity
@@ -44,18 +43,12 @@ def load(args) -> tuple[Data, list[str]]:
         data = from_networkx(networkx.from_edgelist(graph.edges))
         data.x, data.has_features = identity(len(graph)), False
         return data, list(networkx.from_edgelist(graph.edges))
-    if args.dataset == "synthetic":
-        pyro.clear_param_store()
-        with torch.random.fork_rng():
-            pyro.set_rng_seed(0)
-            edge_index = DGLFRM(200, 8, concentration=3.0).model()
-        data = Data(x=identity(200), edge_index=edge_index, num_nodes=200, has_features=False)
-    else:
-        data = link_graph(args.dataset, args.data_root)
-    names = args.data_root and args.data_root / args.dataset / "authors.txt"
-    if names and names.exists():
-        return data, names.read_text().splitlines()
-    return data, [str(i) for i in range(data.num_nodes)]
+    pyro.clear_param_store()
+    with torch.random.fork_rng():
+        pyro.set_rng_seed(0)
+        edge_index = DGLFRM(200, 8, concentration=3.0).model()
+    data = Data(x=identity(200), edge_index=edge_index, num_nodes=200, has_features=False)
+    return data, [str(i) for i in range(200)]
 
 
 def build(args, data: Data, split: LinkSplit, guide: str) -> DGLFRMGuide:
@@ -131,12 +124,11 @@ def communities(
 
 
 def parser() -> ArgumentParser:
-    graphs = ["lesmis", "synthetic", "nips12", "yeast", "cora", "citeseer", "pubmed"]
     return options(
-        __doc__, "links.png", {"dataset": graphs, "guide": NAMES}, dataset="lesmis",
-        guide=list(NAMES), num_communities=20, concentration=5.0,
+        __doc__, "links.png", {"dataset": ["lesmis", "synthetic"], "guide": NAMES},
+        dataset="lesmis", guide=list(NAMES), num_communities=20, concentration=5.0,
         gamma=(0.0, "where self-attention starts"), hidden=32, dropout=0.2, num_steps=500, seed=0,
-        device="cpu", data_root=Path,
+        device="cpu",
     )  # fmt: skip
 
 

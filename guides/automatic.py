@@ -283,7 +283,7 @@ class AutoNMM(AutoGuide):
                 self._tracked.add(field.name)
             with torch.set_grad_enabled(torch.is_grad_enabled() and not chains):
                 evidence = field.evidence(run, given_later=chains)
-            arguments = hood, field.prior.table, logits, evidence, field.observed
+            arguments = hood, field.prior.alpha, logits, evidence, field.observed
             return partial(evidence_guide, *arguments, **options)
         arguments = hood, alpha, logits, field.labels(), field.observed
         return partial(ordered_guide, *arguments, relabel=channel, **options)

@@ -203,7 +203,7 @@ class FieldGibbs(MCMCKernel):
         if field.collapsed:
             return c.new_zeros(())
         borrowed = labels[0] if labels else q.borrowed(c)
-        dice, name = Dirichlet(posterior_alpha(field.prior.table, c, borrowed)), field.site("z")
+        dice, name = Dirichlet(posterior_alpha(field.prior.alpha, c, borrowed)), field.site("z")
         if draw:
             self.states = self.states | {name: dice.sample()}
         return dice.log_prob(self.states[name]).sum()

@@ -116,7 +116,7 @@ def _differ(first: Any, second: Any) -> bool:
     for terms, site in zip(pair, (first, second), strict=True):
         if "nmm" in site["infer"]:  # choices of different sources do not show their concentration
             prior = site["infer"]["nmm"][0]
-            terms += [prior.table, prior.logits]
+            terms += [prior.alpha, prior.logits]
     return any(
         a.shape != b.shape or not torch.allclose(a, b, equal_nan=True)
         for a, b in zip(*pair, strict=True)

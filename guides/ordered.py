@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.arguments import as_member
-from pyro_nmm.concentrations import Concentrations, written_out
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.guides.chains import Chains, States
@@ -29,7 +28,7 @@ from pyro_nmm.relabel import as_channel
 
 
 def ordered_guide(
-    hood: Neighborhood, alpha: Concentrations, logits: Tensor, y: Tensor,
+    hood: Neighborhood, alpha: Tensor, logits: Tensor, y: Tensor,
     observed: Tensor | None = None, *, relabel: Tensor | None = None, collapsed: bool = False,
     estimator: str | Chains = "reward_to_go",
 ) -> None:  # fmt: skip
@@ -61,7 +60,7 @@ def ordered_guide(
     if not as_channel(relabel).certain:
         prior = Parameters.of(hood, alpha, logits, relabel)
         evidence = prior.evidence(y, observed)
-        _latent_sites(hood, prior.table, logits, evidence, observed, estimator, collapsed, "u")
+        _latent_sites(hood, prior.alpha, logits, evidence, observed, estimator, collapsed, "u")
         return
     name, chains = _split(estimator)
     q = OrderedConditional(hood, alpha, logits, y, observed, estimator=name, relabel=relabel)
@@ -69,7 +68,7 @@ def ordered_guide(
     with OneEvent(q.observed_rows, q.batch_shape):
         c = pyro.sample("c", q if chains is None else States(chains.draw(q), torch.zeros(()), 1))
         if not collapsed:
-            posterior = posterior_alpha(written_out(q.alpha), c, q.borrowed(c))
+            posterior = posterior_alpha(q.alpha, c, q.borrowed(c))
             pyro.sample("z", Dirichlet(posterior).to_event(1))
         elif any(isinstance(h, InitMessenger | ConditionMessenger) for h in _PYRO_STACK):
             # Predictive runs the guide: nmm draws replicates given the choices and these labels.

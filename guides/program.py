@@ -92,7 +92,7 @@ class Field(NamedTuple):
             return OrderedConditional(*given, relabel=channel)
         shown = () if self.latent else (self.labels(), self.observed)
         evidence = self.prior.evidence(*shown) if shown else self.evidence(run)
-        arguments = hood, self.prior.table, logits, evidence, self.observed, order
+        arguments = hood, self.prior.alpha, logits, evidence, self.observed, order
         return EvidenceConditional(*arguments, relabels=not channel.keeps)
 
     def posterior(self, run: Run, num_samples: int | None, num_sweeps: int) -> Any:
@@ -102,7 +102,7 @@ class Field(NamedTuple):
         shape, posteriors = self.value("c").shape[:-1], []
         parts = (
             part.detach().expand(*shape, *part.shape[-dim:]).reshape(-1, *part.shape[-dim:])
-            for part, dim in ((self.prior.table, 2), (logits, 1), (data, 2))
+            for part, dim in ((self.prior.alpha, 2), (logits, 1), (data, 2))
         )
         for table, scores, of_nodes, relabel in zip(*parts, channel.split(shape), strict=True):
             if channel.keeps:

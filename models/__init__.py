@@ -20,7 +20,6 @@ from pyro_nmm.models.hidden import (
     leave_one_out,
     sample_field,
 )
-from pyro_nmm.models.images import Denoiser, UNet
 from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import (
     Compatibility,
@@ -55,10 +54,10 @@ from pyro_nmm.models.stacked import (
 )
 
 __all__ = [
-    "DGLFRM", "Annotators", "Compatibility", "Consensus", "ConvolutionalNMM", "Denoiser",
+    "DGLFRM", "Annotators", "Compatibility", "Consensus", "ConvolutionalNMM",
     "Emission", "FieldPrior", "FreeNMM", "HiddenField", "MarginalField", "MeanFieldCorrection",
     "NMMNetwork", "NormalEmission", "PairwiseMRF", "ParameterNetwork", "Parameters",
-    "PoissonEmission", "PooledScores", "StackedNMM", "StagedPosterior", "UNet", "accuracy",
+    "PoissonEmission", "PooledScores", "StackedNMM", "StagedPosterior", "accuracy",
     "annealed_log_normalizer", "coarse_to_fine", "compatibility", "edge_weights", "fit_field",
     "grid_edges", "hidden_field", "information", "ising", "ising_posterior", "leave_one_out",
     "marginals_in_blocks", "nmm", "node_plate", "potts", "random_blocks", "sample_field",

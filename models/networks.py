@@ -25,9 +25,8 @@ from pyro_nmm.arguments import (
     expect,
     expect_all,
 )
-from pyro_nmm.concentrations import Concentrations, in_single
 from pyro_nmm.fitting import ordinary
-from pyro_nmm.graph_arguments import check_hood
+from pyro_nmm.graph_arguments import check_hood, in_single
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.ops.edge_products import edge_products
 
@@ -52,7 +51,7 @@ class Parameters(NamedTuple):
     torch.Size([2])
     """
 
-    alpha: Concentrations  #: ``(..., N, C)``
+    alpha: Tensor  #: ``(..., N, C)``
     logits: Tensor  #: ``(..., num_edges)``
     relabel: Any = None  #: ``(num_edges, C)`` or ``(..., num_edges, C, C)``
 
@@ -68,7 +67,7 @@ class ParameterNetwork(Protocol):
     >>> alpha, logits = network(Neighborhood.grid(1, 2), torch.zeros(2, 3))
     """
 
-    def __call__(self, hood: Neighborhood, *inputs) -> tuple[Concentrations, Tensor] | Parameters:
+    def __call__(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor] | Parameters:
         """:return: :class:`Parameters`, or their first two alone if edges keep labels."""
 
 

@@ -12,7 +12,6 @@ from pyro.ops.provenance import track_provenance
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, written_out
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.graph_arguments import check_label_range, check_labels
 from pyro_nmm.models.plates import OneEvent, check_plates, is_prediction
@@ -23,7 +22,7 @@ from pyro_nmm.relabel import KEEP, Channel, Matrices
 
 
 def nmm(
-    hood: Neighborhood, alpha: Concentrations, logits: Tensor, y: Tensor | None = None,
+    hood: Neighborhood, alpha: Tensor, logits: Tensor, y: Tensor | None = None,
     observed: Tensor | None = None, *, relabel: Tensor | Channel | None = None,
     collapsed: bool = False, predict: bool = False, choices: str = "sampled",
 ) -> Tensor:  # fmt: skip
@@ -84,8 +83,7 @@ def nmm(
     >>> draws(*given)["y_rest"].shape
     torch.Size([9, 1])
 
-    :param alpha: ``(..., N, C)`` positive concentrations; or, with ``collapsed``,
-        :class:`~pyro_nmm.GaussianConcentrations` or :class:`~pyro_nmm.LogisticConcentrations`.
+    :param Tensor alpha: ``(..., N, C)`` positive concentrations.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``, not of an
         ``edge_index``: :func:`~pyro_nmm.edge_values` puts values of PyG's edges into it.
     :param Tensor y: ``(..., N)`` labels, never read where ``observed`` is false.
@@ -121,8 +119,6 @@ def nmm(
     with OneEvent(rows, batch) as event:
         z = None
         if not collapsed:
-            if isinstance(alpha, OrdinalConcentrations):
-                raise ValueError("alpha is not written out: pass alpha.table(), or collapsed=True")
             if summed:
                 z = pyro.sample("z", Dirichlet(alpha).to_event(1))
                 return pyro.sample("y", _of_all(of_rows, z).to_event(1), obs=obs)
@@ -140,7 +136,7 @@ def nmm(
             seen = pyro.sample("u", unknown, infer={"is_auxiliary": True})
             event.forgotten = bool((seen < 0).any())
             if not event.forgotten:
-                alpha = posterior_alpha(prior.table, c, seen)
+                alpha = posterior_alpha(prior.alpha, c, seen)
         chosen = channel.chosen(rows, c) if channel.certain else KEEP
         labels = ChosenLabels(alpha, c, chosen) if z is None else _of_chosen(z, c, chosen)
         borrowed = None
@@ -172,9 +168,7 @@ def _of_chosen(z: Tensor, c: Tensor, channel: Channel = KEEP) -> Independent:
     return Categorical(channel.push(z.expand(*batch, -1, -1).gather(-2, index))).to_event(1)
 
 
-def _rest(
-    rest: Parameters, alpha: Concentrations, z: Tensor | None, c: Tensor, borrowed: Tensor
-) -> Tensor:
+def _rest(rest: Parameters, alpha: Tensor, z: Tensor | None, c: Tensor, borrowed: Tensor) -> Tensor:
     """Labels of other rows, given choices and labels: without ``z`` a field again."""
     values = alpha, rest.logits, z, c, borrowed, rest.channel
     (alpha, logits, z, c, borrowed, channel), _ = untracked(*values)
@@ -184,5 +178,5 @@ def _rest(
         labels = _of_chosen(z, c_rest).sample()
     else:
         seen = (value.expand(*batch, -1) for value in (c, borrowed))
-        labels = ChosenLabels(posterior_alpha(written_out(alpha), *seen), c_rest).sample()
+        labels = ChosenLabels(posterior_alpha(alpha, *seen), c_rest).sample()
     return channel.draw(rest.hood, c_rest, labels)

@@ -5,7 +5,6 @@
 
 from importlib.util import find_spec
 
-from pyro_nmm.concentrations import GaussianConcentrations, LogisticConcentrations
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.conditionals import EvidenceConditional, OrderedConditional
 from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
@@ -24,8 +23,7 @@ if find_spec("pyro_nmm.models") is None:
 __version__ = "0.3.0"
 
 __all__ = [
-    "AveragedPosterior", "ChosenLabels", "EvidenceConditional", "GaussianConcentrations",
-    "InnerProductGraph", "Intervals", "LogisticConcentrations", "MembershipMixture",
-    "NeighborChoice", "NeighborMixture", "Neighborhood", "OrderedConditional", "Posterior",
-    "edge_values",
+    "AveragedPosterior", "ChosenLabels", "EvidenceConditional", "InnerProductGraph", "Intervals",
+    "MembershipMixture", "NeighborChoice", "NeighborMixture", "Neighborhood", "OrderedConditional",
+    "Posterior", "edge_values",
 ]  # fmt: skip

@@ -50,3 +50,18 @@ def for_rows(table: Tensor) -> Tensor:
 def rows_at(table: Tensor, index: Tensor) -> Tensor:
     """``(..., E, C)``: rows of a table ``(..., N, C)``."""
     return for_rows(table).index_select(-2, index)
+
+
+def gather(values: Tensor, index: Tensor) -> Tensor:
+    """``(..., E)``: values ``(..., K)`` at ``(..., E)``, batch by batch."""
+    if index.dim() == 1:
+        return values.index_select(-1, index)
+    if values.dim() == 1:
+        return values.index_select(0, index.flatten()).view_as(index)
+    batch = torch.broadcast_shapes(values.shape[:-1], index.shape[:-1])
+    return values.expand(*batch, -1).gather(-1, index.expand(*batch, -1))
+
+
+def at_labels(alpha: Tensor, nodes: Tensor, labels: Tensor) -> Tensor:
+    """``(..., E)``: values of nodes ``(..., E)`` at labels ``(..., E)``."""
+    return gather(alpha.flatten(-2), torch.add(labels, nodes, alpha=alpha.shape[-1]))

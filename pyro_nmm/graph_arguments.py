@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.arguments import check_ids, expect, expect_all
-from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
+
+
+def in_single(parameter: Tensor) -> Tensor:
+    """A tensor of half precision in single precision: ``bfloat16`` loses counts beyond 256."""
+    return parameter.float() if parameter.dtype in (torch.float16, torch.bfloat16) else parameter
 
 
 def check_logits(hood: Neighborhood, logits: Tensor) -> Tensor:
@@ -38,20 +42,12 @@ def check_all_rows(hood: Neighborhood) -> None:
         raise ValueError(f"hood must hold all {got}: pass the whole neighborhood and observed")
 
 
-def check_alpha(alpha: Concentrations) -> None:
+def check_alpha(alpha: Tensor) -> None:
     """Refuse bad concentrations. Follows ``validate_args``, because it reads the data."""
     (alpha,), _ = untracked(alpha)
-    if isinstance(alpha, OrdinalConcentrations):
-        cure = ": pass it through softplus or exp"
-        for name in ("width", "scale"):
-            value = getattr(alpha, name)
-            good = (value > 0) & value.isfinite()
-            expect_all(f"alpha.{name}", value, good, "be positive and finite", cure)
-        expect_all("alpha.mean", alpha.mean, alpha.mean.isfinite(), "be finite")
-    else:
-        cure = ": pass the network's output through softplus or exp and add a floor"
-        expect_all("alpha", alpha, alpha > 0, "be positive", cure)
-        expect_all("alpha", alpha, alpha < torch.inf, "be finite")
+    cure = ": pass the network's output through softplus or exp and add a floor"
+    expect_all("alpha", alpha, alpha > 0, "be positive", cure)
+    expect_all("alpha", alpha, alpha < torch.inf, "be finite")
 
 
 def check_scores(hood: Neighborhood, logits: Tensor) -> None:
@@ -65,10 +61,8 @@ def check_scores(hood: Neighborhood, logits: Tensor) -> None:
             raise ValueError(f"logits of node {node} are all -inf: leave at least one finite")
 
 
-def check_evidence(hood: Neighborhood, alpha: Concentrations, evidence: Tensor) -> Tensor:
+def check_evidence(hood: Neighborhood, alpha: Tensor, evidence: Tensor) -> Tensor:
     """Evidence of the labels of every node or of every edge, of the type of ``alpha``."""
-    if isinstance(alpha, OrdinalConcentrations):
-        raise ValueError("alpha must be written out where labels are latent: pass alpha.table()")
     expect("evidence", evidence, kind="float", like=hood)
     nodes, edges = ((size, alpha.shape[-1]) for size in (hood.num_nodes, hood.num_edges))
     if evidence.shape[-2:] not in (nodes, edges):

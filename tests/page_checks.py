@@ -167,10 +167,3 @@ def links(found, printed):
     # A handful of hidden links says nothing; those that were fitted must be likelier than others.
     known = pair.link_logits(split.train, split.train, x)
     assert known.mean() > pair.link_logits(split.test_false, split.train, x).mean() + 0.2
-
-
-@of("denoising.md")
-def denoising(found, printed):
-    error, inside = re.findall(r"(\d+\.\d+)", printed)
-    assert float(error) < 15
-    assert 0.85 < float(inside) < 0.995

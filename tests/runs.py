@@ -8,8 +8,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides import fit_images, fit_nmm, fit_unet
-from pyro_nmm.models import Denoiser, NMMNetwork, UNet
+from pyro_nmm.guides import fit_nmm
+from pyro_nmm.models import NMMNetwork
 
 
 def ring(nodes=12):
@@ -37,14 +37,3 @@ def fit(data=ring, network=pair, seed=0, **options):
     torch.manual_seed(seed)
     hood = Neighborhood(ring().edge_index, 12)
     return fit_nmm(network(), data(), hood, **{"num_steps": 8} | options)
-
-
-def denoise(path, kind="nmm", seed=0, draw=None, network=None, **options):
-    torch.manual_seed(seed)
-    if network is None:
-        network = UNet(1, 6, 1)
-        network = Denoiser(network) if kind == "nmm" else network
-    draw = draw or (lambda: torch.randint(256, (2, 1, 8, 8)))
-    options = {"num_steps": 4, "checkpoint": path, "save_every": 2} | options
-    fit = fit_images if isinstance(network, Denoiser) else fit_unet
-    return fit(network, draw, **options), network

@@ -6,6 +6,7 @@
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import mean
@@ -19,17 +20,16 @@ from torchmetrics.functional.image import peak_signal_noise_ratio
 
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import median_cost, timed
-from pyro_nmm import (
-    GaussianConcentrations,
-    Intervals,
-    LogisticConcentrations,
-    NeighborChoice,
-    Neighborhood,
-    NeighborMixture,
+from examples.denoising.model import Denoiser, GaussianLevels, Levels, PixelMixture, UNet
+from examples.denoising.training import (
+    fit_images,
+    fit_unet,
+    image_folder,
+    photographs,
+    random_patches,
 )
-from pyro_nmm.datasets import image_folder, photographs, random_patches
-from pyro_nmm.guides import fit_images, fit_unet
-from pyro_nmm.models.images import Denoiser, UNet
+from pyro_nmm import Intervals, Neighborhood
+from pyro_nmm.fitting import Steps
 
 #: Factors of all widths of an NMM, and widths for all values of a U-Net.
 FACTORS, WIDTHS = torch.logspace(-0.5, 0.5, 41).tolist(), torch.logspace(0, 1.5, 61).tolist()
@@ -39,29 +39,26 @@ SIDES, LAGS = (2, 4, 8, 16), (1, 2, 4, 8)
 DRAWS, BINS, NYQUIST = 2, 16, 0.5
 
 
-def marginal(mix: NeighborMixture, clean: Tensor) -> float:
+def marginal(mix: PixelMixture, clean: Tensor) -> float:
     """Mean log-likelihood of each value alone."""
-    return mix.node_log_probs(clean.flatten(1)).double().mean().item()
+    return mix.log_marginals(clean.flatten(1)[None]).double().mean().item()
 
 
-def bound(mix: NeighborMixture, labels: Tensor) -> float:
+def bound(mix: PixelMixture, labels: Tensor) -> float:
     """A lower bound on the mean log-likelihood of all labels ``(channels, N)``, by one draw."""
-    q = mix.choices(labels[None])
-    return q.log_labels(q.sample()).double().mean().item()
+    return mix.bound_terms(labels[None]).double().mean().item()
 
 
-def whole_bound(mix: NeighborMixture, clean: Tensor) -> float:
+def whole_bound(mix: PixelMixture, clean: Tensor) -> float:
     """The bound of a whole image, of the same draw at every call."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return bound(mix, clean.flatten(1))
 
 
-def scaled(mix: NeighborMixture, factor: float) -> NeighborMixture:
+def scaled(mix: PixelMixture, factor: float) -> PixelMixture:
     """The mixture with all widths times a factor."""
-    alpha, width = mix.alpha, factor * mix.alpha.width
-    alpha = type(alpha)(alpha.mean, width, alpha.scale, alpha.num_classes, alpha.floor)
-    return NeighborMixture(mix.hood, alpha, mix.logits, validate_args=False)
+    return replace(mix, alpha=replace(mix.alpha, width=factor * mix.alpha.width))
 
 
 def log_gaussian(mean: Tensor, clean: Tensor, width: float) -> float:
@@ -75,7 +72,8 @@ def log_gaussian(mean: Tensor, clean: Tensor, width: float) -> float:
 
 def log_logistic(mean: Tensor, clean: Tensor, width: float) -> float:
     """Mean log mass of a logistic distribution, with the same floor as an NMM's."""
-    alpha = LogisticConcentrations(mean.flatten().double(), width, scale=20.0)
+    mean = mean.flatten().double()
+    alpha = Levels(mean, mean.new_tensor(width), mean.new_tensor(20.0))
     probs = alpha.at(torch.arange(mean.numel(), device=mean.device), clean.flatten())
     return (probs / alpha.totals()).log().mean().item()
 
@@ -95,26 +93,26 @@ def fitted(pairs: list[tuple]) -> dict:
     def best(values: list[float], score: Callable) -> float:
         return highest(values, lambda value: mean(score(x, y, value) for x, y in pairs))
 
-    if isinstance(pairs[0][0], NeighborMixture):
+    if isinstance(pairs[0][0], PixelMixture):
         return {"factor": best(FACTORS, lambda mix, y, factor: marginal(scaled(mix, factor), y))}
     errors = torch.cat([(x - y).abs().flatten() for x, y in pairs])
     widths = {name: best(WIDTHS, density) for name, density in DENSITIES.items()}
     return {"half": errors.quantile(0.9).item(), "widths": widths}
 
 
-def validated(found: Tensor | NeighborMixture, clean: Tensor) -> dict:
+def validated(found: Tensor | PixelMixture, clean: Tensor) -> dict:
     """The PSNR in decibels, and likelihoods of an NMM."""
-    mixture = isinstance(found, NeighborMixture)
+    mixture = isinstance(found, PixelMixture)
     estimate = found.intervals().mean[0].view(clean.shape) if mixture else found
     psnr = peak_signal_noise_ratio(estimate, clean.float(), data_range=(0.0, 255.0)).item()
     more = {"log p": marginal(found, clean), "joint": whole_bound(found, clean)} if mixture else {}
     return {"PSNR": psnr} | more
 
 
-def tested(found: Tensor | NeighborMixture, clean: Tensor, **known) -> dict:
+def tested(found: Tensor | PixelMixture, clean: Tensor, **known) -> dict:
     """The row of a test image; likelihoods of an NMM with widths as trained, and scaled."""
     row = validated(found, clean)
-    if isinstance(found, NeighborMixture):
+    if isinstance(found, PixelMixture):
         ends = Intervals(*(part[0].view(clean.shape) for part in found.intervals()))
         mix = scaled(found, known["factor"])
         row |= {
@@ -128,7 +126,7 @@ def tested(found: Tensor | NeighborMixture, clean: Tensor, **known) -> dict:
     return row | {"coverage": ends.coverage(clean).item(), "length": length}
 
 
-def cut(mix: NeighborMixture, height: int, width: int, side: int) -> tuple[NeighborMixture, Tensor]:
+def cut(mix: PixelMixture, height: int, width: int, side: int) -> tuple[PixelMixture, Tensor]:
     """Tiles as one mixture, with a copy of sources for each tile, and the pixel of each node."""
     pixel = torch.arange(height * width, device=mix.hood.device)
     tile = pixel // width // side * width + pixel % width // side
@@ -136,11 +134,15 @@ def cut(mix: NeighborMixture, height: int, width: int, side: int) -> tuple[Neigh
     rows = mix.hood.take(pixels)
     copies, source = (tile[rows.target] * len(pixel) + rows.source).unique(return_inverse=True)
     hood = Neighborhood(torch.stack([source, rows.row]), len(pixel), len(copies))
-    alpha, logits = mix.alpha.take(copies % len(pixel)), mix.logits[..., rows.edge]
-    return NeighborMixture(hood, alpha, logits, validate_args=False), pixels
+    whole, place = mix.alpha, pixels.argsort()
+    widths = whole.width.expand(whole.mean.shape)
+    mean, width = (part[..., copies % len(pixel)] for part in (whole.mean, widths))
+    alpha = replace(whole, mean=mean, width=width)
+    turns = [(place[nodes], hood.take(place[nodes])) for nodes, _ in mix.turns]
+    return PixelMixture(hood, alpha, mix.logits[..., rows.edge], turns), pixels
 
 
-def tiles(mix: NeighborMixture, clean: Tensor) -> dict:
+def tiles(mix: PixelMixture, clean: Tensor) -> dict:
     """Nats a value: of marginals, and lower bounds of tiles and of the image as a whole."""
     row = {"log p": marginal(mix, clean), "joint": whole_bound(mix, clean)}
     with torch.random.fork_rng():
@@ -169,17 +171,18 @@ def at_lag(function: Callable, field: Tensor, lag: int) -> float:
     return mean(function(a, b).double().mean().item() for a, b in pairs)
 
 
-def spectra(mix: NeighborMixture, clean: Tensor) -> dict:
+def spectra(mix: PixelMixture, clean: Tensor) -> dict:
     """
     Spectra about the mean, of the clean image, of samples and of independent draws; correlations at
     `LAGS`, and shares of equal adjacent pixels. ``total``, the mean sum of alpha, bounds both.
     """
     estimate = mix.intervals().mean[0].view(clean.shape)
-    choices = NeighborChoice(mix.hood, mix.logits).expand(mix.batch_shape)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        drawn = {"error": clean, "sample": mix.sample((DRAWS,)), "another": mix.sample()}
-        drawn["apart"] = torch.cat([mix.alpha.draw(choices.sample()) for _ in range(DRAWS)])
+        drawn = {"error": clean, "sample": mix.sample(DRAWS), "another": mix.sample()}
+        tables = (mix.written_out(0, channel).marginals() for channel in range(len(clean)))
+        apart = [table.multinomial(DRAWS, replacement=True).mT for table in tables]
+        drawn["apart"] = torch.stack(apart, 1)
     row: dict = {"total": mix.alpha.totals().mean().item(), "lags": {}, "ties": {}}
     for name, labels in drawn.items():
         labels = labels.view(-1, *clean.shape)
@@ -196,7 +199,7 @@ NOISE, KEPT, CROP = 25.0, 20, 128
 #: Training patches of a step, and their side.
 BATCH, PATCH = 16, 32
 #: The paper's concentrations and attention. With this scale their sums start at 20.
-GAUSSIAN = {"concentrations": GaussianConcentrations, "sigma": 12.8, "scale": 0.88}
+GAUSSIAN = {"levels": GaussianLevels, "sigma": 12.8, "scale": 0.88}
 GAUSSIAN |= {"spread": False, "gamma": 5.0}
 #: NMMs: options of the network, and of `fit_images`.
 NMMS = {
@@ -204,7 +207,6 @@ NMMS = {
     "U-Net-widths": {"radius": 0},
     "NMM-one-width": {"network": {"spread": False}},
     "NMM": {},
-    "NMM-one-step-credit": {"estimator": "one_step_credit"},
     "NMM-Gaussian": {"network": GAUSSIAN},
     # In one phase, at a constant rate, on the bound alone.
     "NMM-paper": {"network": GAUSSIAN, "last_rate": 1.0, "mean_weight": 0.0},
@@ -236,13 +238,11 @@ def phases(args, method: str) -> dict[str, tuple[int, int, dict]]:
 
 
 @torch.no_grad()
-def predict(network: UNet | Denoiser, method: str, image: Tensor) -> Tensor | NeighborMixture:
+def predict(network: UNet | Denoiser, method: str, image: Tensor) -> Tensor | PixelMixture:
     """A U-Net's estimate of the clean image, or an NMM's mixture over its pixels."""
     if method not in NMMS:
         return 255 * network(image[None] / 255)[0][0]
-    radius = NMMS[method].get("radius", 1)
-    hood = Neighborhood.grid(*image.shape[-2:], radius, device=image.device)
-    return NeighborMixture(hood, *network(hood, image[None]), validate_args=False)
+    return network(image[None], NMMS[method].get("radius", 1))
 
 
 def middle(image: Tensor, side: int) -> Tensor:
@@ -281,10 +281,13 @@ def trained(args, results: Records, method: str, seed: int):
     for part, (first, last, options) in phases(args, method).items():
         network = build(args, part, network)
         key = {"task": "train", "method": part, "seed": seed}
-        options["checkpoint"] = args.checkpoints / f"{part}.{seed}.pt"
-        options["progress"] = partial(watched, args, results, network, pairs, key, (first, last))
+        watch = partial(watched, args, results, network, pairs, key, (first, last))
+        steps = Steps(
+            num_steps=last - first, lr=options.pop("lr"), save_every=100, progress=watch,
+            checkpoint=args.checkpoints / f"{part}.{seed}.pt",
+        )  # fmt: skip
         fit = fit_images if part in NMMS else fit_unet
-        fit(network, draw, num_steps=last - first, **options)
+        fit(network, draw, steps, **options)
     return network
 
 
@@ -347,7 +350,8 @@ def cost(args, results: Records) -> None:
 
     def stepper(method: str) -> Callable[[], float]:
         fit, network = fit_images if method in NMMS else fit_unet, build(args, method)
-        return lambda: timed(fit, network, lambda: patches, num_steps=8, lr=args.lr)[1] / 8
+        steps = Steps(num_steps=8, lr=args.lr)
+        return lambda: timed(fit, network, lambda: patches, steps)[1] / 8
 
     makers = {method: partial(stepper, method) for method in ("U-Net", "NMM")}
     for key in results.missing(task="cost", settings=settings(args)):

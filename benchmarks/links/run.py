@@ -24,11 +24,12 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
 from torch_geometric.nn import MLP, VGAE, GCNConv, GraphSAGE, Linear
 
+from benchmarks.links.data import link_graph, published_split
 from benchmarks.shared import records
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import median_cost, timed
 from pyro_nmm import NeighborChoice, Neighborhood
-from pyro_nmm.datasets import LinkSplit, link_graph, link_split, published_split
+from pyro_nmm.datasets import LinkSplit, link_split
 from pyro_nmm.guides import DGLFRMGuide, fit_links
 from pyro_nmm.models import DGLFRM
 from pyro_nmm.models.backbones import RandomInput

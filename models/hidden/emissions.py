@@ -21,8 +21,7 @@ from pyro_nmm.arguments import (
     expect,
     expect_all,
 )
-from pyro_nmm.concentrations import in_single
-from pyro_nmm.graph_arguments import check_hood
+from pyro_nmm.graph_arguments import check_hood, in_single
 
 Values = dict[str, Tensor]
 COUNTS = "be integer counts, with -1 for missing ones"

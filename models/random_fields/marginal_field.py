@@ -150,7 +150,7 @@ class MarginalField(GraphDistribution):
         check_integers(2, num_samples=num_samples)
         check_plain("expected_potential", mixture.batch_shape)
         check_mixture(mixture, self.rest.unary)
-        (alpha, logits), provenance = untracked(mixture.table, mixture.logits)
+        (alpha, logits), provenance = untracked(mixture.alpha, mixture.logits)
         choice = NeighborChoice(mixture.hood, logits, validate_args=False)
         chosen = choice.sample((num_samples,))
         log_attention = choice.log_terms(chosen)

@@ -89,7 +89,7 @@ class PairwiseMRF(GraphDistribution):
         r"""``(...)``: exact :math:`E_q[\log p^*(y)]` under a mixture. Cost: :math:`O(E C)`."""
         check_mixture(mixture, self.unary)
         field = self.unary, self.strength, self.interaction
-        plain, provenance = untracked(*field, mixture.table, mixture.logits)
+        plain, provenance = untracked(*field, mixture.alpha, mixture.logits)
         unary, strength, interaction, alpha, logits = plain
         attention = mixture.hood.softmax(logits)
         marginals = node_marginals(mixture.hood, alpha, attention)

@@ -79,29 +79,6 @@ def _ranks(choices, labels, table, same_label, any_label):
 
 
 @_compiled
-def _bumps(first, last, mean, width, top, sums):
-    # From the label nearest to the mean outwards: neighbouring terms differ by a factor that itself
-    # changes by a constant one, so each node needs four exponentials. Terms beyond seven widths
-    # vanish in double precision.
-    for i in range(first, last):
-        nearest = min(max(np.rint(mean[i]), 0.0), top)
-        gap, inverse = nearest - mean[i], 1 / width[i] ** 2
-        peak, bend = np.exp(-gap * gap * inverse), np.exp(-2 * inverse)
-        total, shift, spread = peak, gap * peak, gap * gap * peak
-        for step, border in ((-1.0, nearest), (1.0, top - nearest)):
-            bump, away, factor = peak, gap, np.exp(-(1 + 2 * step * gap) * inverse)
-            for _ in range(int(min(border, 7 * width[i] + 1))):
-                bump *= factor
-                factor *= bend
-                away += step
-                moment = away * bump
-                total += bump
-                shift += moment
-                spread += away * moment
-        sums[0, i], sums[1, i], sums[2, i] = total, shift, spread
-
-
-@_compiled
 def _entr(x):
     return -x * np.log(x) if x > 0 else 0.0
 
@@ -244,19 +221,6 @@ def entropy_and_gradient(rows, alpha, attention, edges, labels):
 
     _in_threads(run, size, size * rows.num_edges)
     return tuple(torch.from_numpy(o).to(alpha.dtype) for o in outputs)
-
-
-@opaque
-def gaussian_sums(mean, width, num_classes):
-    """See :class:`pyro_nmm.concentrations._Total`. Cost: :math:`O(\\sigma)` a node."""
-    means, widths = _array(mean, np.float64).ravel(), _array(width, np.float64).ravel()
-    sums = np.empty((3, len(means)))
-
-    def run(first, last):
-        _bumps(first, last, means, widths, num_classes - 1.0, sums)
-
-    _in_threads(run, len(means), len(means) * num_classes)
-    return torch.from_numpy(sums).to(mean.dtype).view(3, *mean.shape).unbind()
 
 
 @opaque

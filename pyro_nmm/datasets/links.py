@@ -1,22 +1,18 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Data sets and splits for link prediction."""
+"""Splits of the links of a graph."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import RandomLinkSplit
-from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, to_undirected
+from torch_geometric.utils import remove_self_loops, to_undirected
 
-from pyro_nmm.arguments import as_edge_index, as_expected, check_finite, check_range
-from pyro_nmm.datasets.entries import extra, reading, seeded
-from pyro_nmm.datasets.nodes import PLANETOID, planetoid
-from pyro_nmm.sparse import csr_of_entries, identity
+from pyro_nmm.arguments import as_edge_index, check_finite
+from pyro_nmm.datasets.entries import seeded
 
 
 class LinkSplit(NamedTuple):
@@ -103,50 +99,3 @@ def _false_pairs(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
         pairs = torch.cat([pairs, number[~torch.isin(number, edges)]]).unique()
     pairs = pairs[torch.randperm(len(pairs))[:count]]
     return torch.stack([pairs // num_nodes, pairs % num_nodes])
-
-
-def published_split(path: str | Path, num_nodes: int) -> LinkSplit:
-    """A split of an ``.npz`` file with ``train_edges``, ``val_edges``, ``val_edges_false``, ..."""
-    names = ("train_edges", "val_edges", "val_edges_false", "test_edges", "test_edges_false")
-    with reading(path), Path(path).open("rb") as stored, np.load(stored) as file:
-        arrays = {name: file[name] for name in names if name in file}
-    for name in names:
-        if name not in arrays:
-            raise ValueError(f"path: {path} has no array {name!r}; it needs {names}")
-        pairs = as_expected(name, arrays[name], ("P", 2), kind="integers").long()
-        check_range(f"{name} of {path}", pairs, num_nodes)
-        arrays[name] = pairs.T.contiguous()
-    train, *held = (arrays[name] for name in names)
-    return LinkSplit(to_undirected(train, num_nodes=num_nodes), *held)
-
-
-def link_graph(name: str, root: str | Path | None = None) -> Data:
-    """A graph without labels: ``edge_index`` and binary features ``x`` in ``torch.sparse_csr``, the
-    identity if the graph has none (then set a model's ``num_features`` to 0).
-
-    :param str name: as for :func:`planetoid`; or ``"nips12"`` (co-authors at NIPS 0 to 12) or
-        ``"yeast"`` (interactions of proteins, from Pajek), from a file in the folder ``root``.
-    """
-    if name in PLANETOID:
-        data = planetoid(name, root)
-        rows, columns = (data.x.to_dense() > 0).nonzero(as_tuple=True)
-        x = csr_of_entries(rows, columns, torch.ones(len(rows)), tuple(data.x.shape))
-        return Data(x=x, edge_index=remove_self_loops(data.edge_index)[0],
-                    num_nodes=data.num_nodes, has_features=True)  # fmt: skip
-    files = {"nips12": ("nips12/nips12.mat", "B"), "yeast": ("yeast/yeast.mat", "Problem")}
-    if name not in files:
-        raise ValueError(f"name must be one of {(*PLANETOID, *files)}, got {name!r}")
-    file, key = files[name]
-    if root is None or not (Path(root) / file).exists():
-        raise FileNotFoundError(f"{name} needs root=, a folder that holds {file}; got {root}")
-    load = extra("scipy.io", "these links").loadmat
-    to_coo = extra("scipy.sparse", "these links").coo_matrix
-    with reading(Path(root) / file):
-        content = load(Path(root) / file, squeeze_me=True, struct_as_record=False)[key]
-        matrix = to_coo(content.A if name == "yeast" else content)
-        size, columns = matrix.shape
-        if size != columns:
-            raise ValueError(f"{key} must be a square matrix, got shape {matrix.shape}")
-    edge_index = from_scipy_sparse_matrix(matrix)[0]
-    edge_index = to_undirected(remove_self_loops(edge_index)[0].long(), num_nodes=size)
-    return Data(x=identity(size), edge_index=edge_index, num_nodes=size, has_features=False)

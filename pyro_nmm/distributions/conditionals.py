@@ -15,7 +15,6 @@ from torch_geometric.utils import index_to_mask
 from pyro_nmm.arguments import as_expected, check_integers, check_mask, check_plain
 from pyro_nmm.blocks import NUMBERS
 from pyro_nmm.caching import LastCall
-from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.base import elements
 from pyro_nmm.distributions.components import Components, all_latents
 from pyro_nmm.distributions.factors import Neighbors
@@ -88,7 +87,7 @@ class OrderedConditional(InOrder):
     """
 
     def __init__(
-        self, hood: Neighborhood, alpha: Concentrations, logits: Tensor, y: Tensor,
+        self, hood: Neighborhood, alpha: Tensor, logits: Tensor, y: Tensor,
         observed: Tensor | None = None, order: Tensor | None = None,
         estimator: str = "reward_to_go", relabel: Tensor | Channel | None = None, *,
         validate_args=None,
@@ -170,7 +169,7 @@ class EvidenceConditional(InOrder):
     Cost: :math:`O(E C)` a draw and a ``log_prob``, ``E`` the edges into the observed nodes. Other
     parameters and the gradient of the bound are as for :class:`OrderedConditional`.
 
-    :param Tensor alpha: ``(..., M, C)``, a table.
+    :param Tensor alpha: ``(..., M, C)``.
     :param Tensor evidence: log-likelihoods in nats, ``(..., N, C)``, or ``(..., num_edges, C)``
         if they depend on the edge that a label comes over; unobserved entries are never read.
     :param bool relabels: whether edges change borrowed labels, so that :meth:`posterior` refuses.

@@ -11,14 +11,9 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.arguments import check_range, expect
-from pyro_nmm.concentrations import (
-    Concentrations,
-    OrdinalConcentrations,
-    gather,
-    in_single,
-)
+from pyro_nmm.blocks import gather
 from pyro_nmm.distributions.base import GraphDistribution, flatten
-from pyro_nmm.graph_arguments import check_alpha, check_logits, check_scores
+from pyro_nmm.graph_arguments import check_alpha, check_logits, check_scores, in_single
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.sampling import draw_given_choices, pick
@@ -124,7 +119,7 @@ class ChosenLabels(GraphDistribution):
     >>> ChosenLabels(alpha, torch.tensor([0, 0])).log_prob(torch.tensor([1, 1])).exp()
     tensor(0.3333)
 
-    :param alpha: ``(..., N, C)`` concentrations, as for :class:`~pyro_nmm.NeighborMixture`.
+    :param Tensor alpha: ``(..., N, C)`` concentrations, as for :class:`~pyro_nmm.NeighborMixture`.
     :param Tensor choices: ``(..., n)`` node ids :math:`c_i` in ``0..N - 1``.
     :param Tensor relabel: ``(..., n, C)`` integers, the permutation of every choice's edge:
         ``relabel[i, k]`` is the label of entry ``i`` if it takes label ``k``.
@@ -133,11 +128,10 @@ class ChosenLabels(GraphDistribution):
     shown = "num_labels", "num_sources", "num_classes"
 
     def __init__(
-        self, alpha: Concentrations, choices: Tensor, relabel: Tensor | Channel | None = None, *,
+        self, alpha: Tensor, choices: Tensor, relabel: Tensor | Channel | None = None, *,
         validate_args=None,
     ) -> None:  # fmt: skip
-        if not isinstance(alpha, OrdinalConcentrations):
-            alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
+        alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
         expect("choices", untracked(choices)[0][0], ("...", "n"), kind="ids")
         if alpha.shape[-1] < 2:
             raise ValueError(f"alpha must have C >= 2 labels, got {tuple(alpha.shape)}")
@@ -181,10 +175,7 @@ class ChosenLabels(GraphDistribution):
         j, k = (t.reshape(-1, self.num_labels) for t in (choices, value))
         size = 2, *[1] * (len(shape) + 1 - value.dim()), *value.shape
         counts, keys = (t.view(size) for t in ranks(j, k, self.num_sources, self.num_classes))
-        if isinstance(self.alpha, OrdinalConcentrations):
-            both = self.alpha.at(choices, value), gather(self.alpha.totals(), choices)
-            prior = torch.stack(both)
-        else:  # one table for both takes fewer calls to a GPU
-            prior = gather(torch.cat([self.alpha.flatten(-2), self.alpha.sum(-1)], -1), keys)
+        # One table for both takes fewer calls to a GPU.
+        prior = gather(torch.cat([self.alpha.flatten(-2), self.alpha.sum(-1)], -1), keys)
         above, below = (prior + counts).log().unbind()
         return track_provenance((above - below).expand(*shape, -1), provenance)

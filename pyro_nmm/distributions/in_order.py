@@ -16,7 +16,6 @@ from torch import Size, Tensor
 from pyro_nmm.arguments import as_expected, as_member, check_integers
 from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
-from pyro_nmm.concentrations import written_out
 from pyro_nmm.consumers import consumer
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.distributions.parameters import Parameters
@@ -195,7 +194,7 @@ class InOrder(GraphDistribution):
     def continued(self, numbers: Tensor, shape: Size, num_sweeps: int) -> Tensor:
         """The entries ``(B, n)`` after sweeps in two blocks."""
         rows, data = self.observed_rows, self._data_of(self.observed_rows)
-        (alpha, logits, data), _ = untracked(written_out(self.alpha), self.logits, data)
+        (alpha, logits, data), _ = untracked(self.alpha, self.logits, data)
         if rows is not self.hood:
             logits = logits.index_select(-1, rows.edge)
         logits, alpha = flatten(logits, shape), flatten(alpha, shape, 2)

@@ -11,7 +11,6 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.arguments import as_member, as_shape, check_integers, check_mask, check_plain
-from pyro_nmm.concentrations import Concentrations
 from pyro_nmm.distributions.base import GraphDistribution, elements
 from pyro_nmm.distributions.components import Components
 from pyro_nmm.distributions.conditionals import EvidenceConditional, OrderedConditional
@@ -63,8 +62,7 @@ class NeighborMixture(GraphDistribution):
     with Neighbor Mixture Models", AISTATS, https://arxiv.org/abs/2103.15966.
 
     :param Neighborhood hood: the neighbourhoods of all nodes.
-    :param alpha: ``(..., N, C)`` positive concentrations; or for many ordered labels a formula that
-        is not written out as a table, such as :class:`~pyro_nmm.LogisticConcentrations`.
+    :param Tensor alpha: ``(..., N, C)`` positive concentrations.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``, not of an
         ``edge_index``: :func:`~pyro_nmm.edge_values` puts values of PyG's edges into it.
     :param Tensor relabel: permutations ``(num_edges, C)`` or stochastic matrices
@@ -74,7 +72,7 @@ class NeighborMixture(GraphDistribution):
     shown = "hood", "num_classes"
 
     def __init__(
-        self, hood: Neighborhood, alpha: Concentrations, logits: Tensor,
+        self, hood: Neighborhood, alpha: Tensor, logits: Tensor,
         relabel: Tensor | Channel | None = None, *, validate_args=None,
     ) -> None:  # fmt: skip
         self.parameters = parameters = Parameters.of(hood, alpha, logits, relabel)
@@ -94,11 +92,6 @@ class NeighborMixture(GraphDistribution):
     def attention(self) -> Tensor:
         r"""``(..., num_edges)``: :math:`L_{ij}`."""
         return self.parameters.attention
-
-    @property
-    def table(self) -> Tensor:
-        r"""``(..., N, C)``: :math:`\alpha`, written out."""
-        return self.parameters.table
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -134,7 +127,7 @@ class NeighborMixture(GraphDistribution):
         """:math:`q(c, u \\mid w)` of latent labels. If edges relabel, evidence is of borrowed
         labels, ``(..., num_edges, C)``, and there is no posterior.
         """
-        arguments = self.hood, self.table, self.logits, evidence, observed, order
+        arguments = self.hood, self.alpha, self.logits, evidence, observed, order
         relabels = not self.channel.keeps
         q = EvidenceConditional(*arguments, relabels=relabels, validate_args=self._validate_args)
         shape, num_edges = tuple(q.evidence.shape), self.hood.num_edges
@@ -163,12 +156,12 @@ class NeighborMixture(GraphDistribution):
 
     def _log_marginal(self, rows: Neighborhood, labels: Tensor) -> Tensor:
         part = self.parameters.of_rows(rows)
-        arguments = rows, self.table, part.logits, labels, self.batch_shape, part.channel
+        arguments = rows, self.alpha, part.logits, labels, self.batch_shape, part.channel
         return enumeration.log_marginals(*arguments)
 
     def marginals(self) -> Tensor:
         """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
-        arguments = self.hood, self.table, self.attention, self.channel
+        arguments = self.hood, self.alpha, self.attention, self.channel
         return marginals.node_marginals(*arguments).expand(*self.batch_shape, -1, -1)
 
     def node_log_probs(self, y: Tensor) -> Tensor:
@@ -190,12 +183,11 @@ class NeighborMixture(GraphDistribution):
         half of ``1 - level`` beyond each end. A label ``k`` is spread over ``k - 0.5`` to ``k +
         0.5``, because whole numbers would cover more than ``level``.
 
-        >>> from pyro_nmm import LogisticConcentrations, NeighborMixture
-        >>> hood = Neighborhood.grid(1, 2)
-        >>> alpha = LogisticConcentrations(torch.tensor([50.0, 60.0]), width=5.0)
+        >>> hood, levels = Neighborhood.grid(1, 2), torch.arange(100.0)
+        >>> alpha = (-(levels - torch.tensor([[50.0], [60.0]])).abs() / 5).exp()
         >>> interval = NeighborMixture(hood, alpha, torch.zeros(4)).intervals()
         >>> interval.low.round(decimals=2), interval.high.round(decimals=2)
-        (tensor([38.2200, 38.2200]), tensor([71.9500, 71.9500]))
+        (tensor([41.3300, 41.3300]), tensor([68.6600, 68.6600]))
 
         :return: ``mean``, ``low`` and ``high``, each ``(..., N)``. Cost: :math:`O(E C)`.
         """
@@ -208,7 +200,7 @@ class NeighborMixture(GraphDistribution):
         Cost: :math:`O(E C)` for edges into the nodes, :math:`O(C^2)` for each common neighbour.
         """
         check_pairs(self.hood, pairs)
-        tables = marginals.pair_marginals(self.hood, self.table, self.logits, pairs, self.channel)
+        tables = marginals.pair_marginals(self.hood, self.alpha, self.logits, pairs, self.channel)
         return tables.expand(*self.batch_shape, -1, -1, -1)
 
     def _check_keeps(self, query: str) -> None:
@@ -262,7 +254,7 @@ class NeighborMixture(GraphDistribution):
         self._check_keeps("entropy_bound")
         way = as_member(EntropyEstimator, estimator=estimator)
         check_integers(2 if way is EntropyEstimator.REWARD_TO_GO else 1, num_samples=num_samples)
-        (alpha, logits), provenance = untracked(self.table, self.logits)
+        (alpha, logits), provenance = untracked(self.alpha, self.logits)
         samples = entropy_bound(self.hood, alpha, logits, num_samples, way, order)
         return track_provenance(samples, provenance)
 
@@ -296,7 +288,7 @@ class NeighborMixture(GraphDistribution):
         y = check_labels(self.hood, y, self.hood.num_nodes)
         options = observed, given, num_particles, num_stages, order
         if batch := torch.broadcast_shapes(self.batch_shape, y.shape[:-1]):
-            parts = elements(batch, (self.table, 2), (self.logits, 1), (y, 1))
+            parts = elements(batch, (self.alpha, 2), (self.logits, 1), (y, 1))
             channels = self.channel.split(batch)
             return torch.stack([
                 NeighborMixture(self.hood, alpha, logits, channel).log_likelihood(labels, *options)
@@ -374,7 +366,7 @@ class NeighborMixture(GraphDistribution):
         """
         check_plain("prior", self.batch_shape)
         plain = self.parameters.detach()
-        alpha, logits, channel = posterior_values(plain.table, plain.logits, plain.channel)
+        alpha, logits, channel = posterior_values(plain.alpha, plain.logits, plain.channel)
         components, exact = Components.prior(alpha), num_samples is None
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)

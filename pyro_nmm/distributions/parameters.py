@@ -11,7 +11,6 @@ from torch import Size, Tensor
 
 from pyro_nmm.arguments import expect
 from pyro_nmm.caching import derived
-from pyro_nmm.concentrations import Concentrations, OrdinalConcentrations, in_single, written_out
 from pyro_nmm.graph_arguments import (
     check_all_rows,
     check_alpha,
@@ -20,6 +19,7 @@ from pyro_nmm.graph_arguments import (
     check_labels,
     check_logits,
     check_scores,
+    in_single,
 )
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.relabel import KEEP, Channel, check_relabel
@@ -30,28 +30,23 @@ class Parameters:
     """Parameters of the rows of ``hood``. :meth:`of` checks them, and other code trusts them."""
 
     hood: Neighborhood
-    alpha: Concentrations  #: ``(..., N, C)``
+    alpha: Tensor  #: ``(..., N, C)``
     logits: Tensor  #: ``(..., hood.num_edges)``
     channel: Channel = KEEP  #: what the edges of ``hood`` make of labels
 
     @classmethod
     def of(
-        cls, hood: Neighborhood, alpha: Concentrations, logits: Tensor, relabel: Any = None, *,
+        cls, hood: Neighborhood, alpha: Tensor, logits: Tensor, relabel: Any = None, *,
         kinds: str = "",
     ) -> "Parameters":  # fmt: skip
         """Checked parameters of a whole graph; ``kinds="permutations"`` refuses matrices."""
         check_hood(hood)
         what, size = "source" if hood.bipartite else "node", hood.num_sources
-        if isinstance(alpha, OrdinalConcentrations):
-            note, dtype = f"one number per {what}", alpha.mean.dtype
-            expect("alpha.mean", alpha.mean, ("...", size), like=hood, note=note)
-        else:
-            shape, note = ("...", size, ("C", 2)), f"one row per {what} and C >= 2 labels"
-            alpha = in_single(expect("alpha", alpha, shape, kind="float", like=hood, note=note))
-            dtype = alpha.dtype
+        shape, note = ("...", size, ("C", 2)), f"one row per {what} and C >= 2 labels"
+        alpha = in_single(expect("alpha", alpha, shape, kind="float", like=hood, note=note))
         logits = check_logits(hood, logits)
-        if dtype != logits.dtype:
-            both = f"{dtype} and {logits.dtype}"
+        if alpha.dtype != logits.dtype:
+            both = f"{alpha.dtype} and {logits.dtype}"
             raise ValueError(f"alpha and logits must have the same dtype, got {both}")
         check_all_rows(hood)
         return cls(hood, alpha, logits, check_relabel(hood, relabel, alpha.shape[-1], kinds))
@@ -70,11 +65,6 @@ class Parameters:
     def batch_shape(self) -> Size:
         batches = self.alpha.shape[:-2], self.logits.shape[:-1], self.channel.batch_shape
         return torch.broadcast_shapes(*batches)
-
-    @derived
-    def table(self) -> Tensor:
-        """``(..., N, C)``: concentrations written out."""
-        return written_out(self.alpha)
 
     @derived
     def attention(self) -> Tensor:

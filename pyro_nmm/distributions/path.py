@@ -97,7 +97,7 @@ def path_of(observed: Tensor, parameters: Parameters, labels: Tensor, *how: int)
     if part.channel.certain:
         alpha, data = part.alpha, part.channel.borrowed(rows, shown)
     else:
-        alpha, data = part.table, part.channel.evidence(rows, shown, part.logits)
+        alpha, data = part.alpha, part.channel.evidence(rows, shown, part.logits)
     entries = entries_of(rows, alpha, rows.log_softmax(part.logits), data)
     estimate = path_likelihood(rows, entries.map(lambda term: term[None]), *how)
     return PathEstimate(*(value[0].to(part.logits) for value in estimate))

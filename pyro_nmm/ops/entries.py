@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch_geometric.utils import segment
 
 from pyro_nmm import backend
-from pyro_nmm.concentrations import Concentrations, at_labels, totals
+from pyro_nmm.blocks import at_labels
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ChoiceGroups, indicator, on_edges, ranks
 from pyro_nmm.provenance import untracked
@@ -51,15 +51,12 @@ class Entries(NamedTuple):
         return Entries(log_attention, alpha, total, data, self.num_classes)
 
 
-def entries_of(
-    rows: Neighborhood, alpha: Concentrations, log_attention: Tensor, data: Tensor
-) -> Entries:
+def entries_of(rows: Neighborhood, alpha: Tensor, log_attention: Tensor, data: Tensor) -> Entries:
     """Entries of observed labels or of evidence, each with batch dimensions of its own."""
     if data.is_floating_point():
-        assert isinstance(alpha, Tensor)
         return evidence_entries(log_attention, alpha, data)
     above = at_labels(alpha, rows.source, on_edges(rows, data))
-    total = totals(alpha).index_select(-1, rows.source)
+    total = alpha.sum(-1).index_select(-1, rows.source)
     return Entries(log_attention, above, total, data, alpha.shape[-1])
 
 

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.arguments import as_tensor, expect, expect_all
-from pyro_nmm.blocks import blocks, for_rows
-from pyro_nmm.concentrations import Concentrations, at_labels, chosen_rows, totals, written_out
+from pyro_nmm.blocks import at_labels, blocks, for_rows
 from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.relabel import KEEP, Channel
 from pyro_nmm.sparse import sparse_csr
 
-#: Rows whose distributions of ordinal labels are written out at once.
+#: Rows whose distributions of labels are written out at once.
 STRIP = 2048
 
 
@@ -40,12 +39,10 @@ def spread(hood: Neighborhood, mean: Tensor, attention: Tensor, channel: Channel
     return marginals
 
 
-def node_log_probs(
-    hood: Neighborhood, alpha: Concentrations, attention: Tensor, labels: Tensor
-) -> Tensor:
+def node_log_probs(hood: Neighborhood, alpha: Tensor, attention: Tensor, labels: Tensor) -> Tensor:
     r"""``(..., num_rows)``: :math:`\log p(y_i)`, without a table of all labels."""
     probs = at_labels(alpha, hood.source, labels.index_select(-1, hood.row))
-    probs = probs / totals(alpha).index_select(-1, hood.source)
+    probs = probs / alpha.sum(-1).index_select(-1, hood.source)
     return hood.sum(attention * probs).log()
 
 
@@ -165,7 +162,7 @@ class Intervals(NamedTuple):
 
 @torch.no_grad()
 def label_intervals(
-    hood: Neighborhood, alpha: Concentrations, attention: Tensor, level: float
+    hood: Neighborhood, alpha: Tensor, attention: Tensor, level: float
 ) -> Intervals:
     """Intervals with half of ``1 - level`` beyond each end, in strips of rows."""
     if not 0 < level < 1:
@@ -175,7 +172,7 @@ def label_intervals(
     for rows in torch.arange(hood.num_rows, device=hood.device).split(STRIP):
         part = hood.take(rows)
         sources, place = part.source.unique(return_inverse=True)
-        table = written_out(chosen_rows(alpha, sources))
+        table = alpha.index_select(-2, sources)
         table = table / table.sum(-1, keepdim=True)
         batch = torch.broadcast_shapes(table.shape[:-2], attention.shape[:-1])
         weights = attention[..., part.edge].expand(*batch, -1).reshape(-1, part.num_edges)

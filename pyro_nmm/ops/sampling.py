@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import backend
-from pyro_nmm.concentrations import Concentrations, draw_labels, gather, totals
+from pyro_nmm.blocks import blocks, gather
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ChoiceGroups, Groups, indicator
 from pyro_nmm.ops.entries import Draw, Entries, Wide, shift_evidence
@@ -132,10 +132,8 @@ MANY = 2**16
 
 
 @torch.no_grad()
-def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
-    r"""``(..., n)``: labels of :math:`p(y \mid c)`; from a table's :math:`z`, or from urns."""
-    if not isinstance(alpha, Tensor):
-        return draw_from_urns(alpha, choices)
+def draw_given_choices(alpha: Tensor, choices: Tensor) -> Tensor:
+    r"""``(..., n)``: labels of :math:`p(y \mid c)`; from :math:`z`, or from urns."""
     if alpha.dim() == 2 and choices.numel() >= MANY and alpha.device.type == "cpu":
         return draw_from_urns(alpha, choices)
     alpha = alpha.expand(*choices.shape[:-1], *alpha.shape[-2:])
@@ -149,7 +147,7 @@ def draw_given_choices(alpha: Concentrations, choices: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def draw_from_urns(alpha: Concentrations, choices: Tensor, known: Tensor | None = None) -> Tensor:
+def draw_from_urns(alpha: Tensor, choices: Tensor, known: Tensor | None = None) -> Tensor:
     r"""``(..., n)``: labels of :math:`p(y \mid c)` without any label distribution. The entry of
     rank
     :math:`t` among those that chose :math:`j`, counted from zero,
@@ -162,7 +160,7 @@ def draw_from_urns(alpha: Concentrations, choices: Tensor, known: Tensor | None 
     The first labels ``known``, ``(..., m)``, stay. Cost: :math:`O(n (C + \log n))`.
     """
     groups = Groups(choices.reshape(-1, choices.shape[-1]), alpha.shape[-2])
-    total = gather(totals(alpha), choices).flatten()
+    total = gather(alpha.sum(-1), choices).flatten()
     rank = groups.rank - groups.first
     copies = torch.rand_like(total) * (total + rank) < rank
     first = 0 if known is None else known.shape[-1]
@@ -174,7 +172,16 @@ def draw_from_urns(alpha: Concentrations, choices: Tensor, known: Tensor | None 
     origin = torch.where(copies, earlier, torch.arange(len(rank), device=rank.device))
     while not torch.equal(further := origin[origin], origin):  # twice as far each time
         origin = further
-    labels = draw_labels(alpha, choices[..., first:])
+    labels = _draw_labels(alpha, choices[..., first:])
     if known is not None:
         labels = torch.cat([known.expand(*choices.shape[:-1], -1), labels], -1)
     return labels.flatten()[origin].view_as(choices)
+
+
+def _draw_labels(alpha: Tensor, nodes: Tensor) -> Tensor:
+    """``(..., n)``: independent labels of nodes ``(..., n)``, by ``alpha`` ``(N, C)``."""
+    flat = nodes.flatten()
+    labels = torch.empty_like(flat)
+    for part in blocks(len(flat), alpha.shape[-1]):
+        labels[part] = alpha.index_select(0, flat[part]).multinomial(1)[:, 0]
+    return labels.view_as(nodes)

@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_nmm.concentrations import Concentrations, chosen_rows, written_out
 from pyro_nmm.neighborhood import Neighborhood, compact, consecutive
 from pyro_nmm.ops.counts import Places, on_edges
 from pyro_nmm.ops.entries import Entries, entries_of, predictive
@@ -27,12 +26,12 @@ class Stages:
     without a batch. ``logits`` are of the whole graph. Entry ``k`` of an edge is ``edge * K + k``.
     """
 
-    def __init__(self, rows: Neighborhood, alpha: Concentrations, logits: Tensor, data: Tensor):
+    def __init__(self, rows: Neighborhood, alpha: Tensor, logits: Tensor, data: Tensor):
         self.rows, self.sources = compact(rows)
         self.num_classes = alpha.shape[-1]
         log_attention = rows.log_softmax(logits.index_select(0, rows.edge))
         #: ``provenance``: which samples of a Pyro program the draw depends on.
-        values = log_attention, chosen_rows(alpha, self.sources), data
+        values = log_attention, alpha.index_select(-2, self.sources), data
         (log_attention, alpha, data), self.provenance = untracked(*values)
         entries = entries_of(self.rows, alpha, log_attention, data)
         self._entries = entries.map(lambda part: part[None])
@@ -111,10 +110,10 @@ class Stages:
 
 
 def stages_of(
-    rows: Neighborhood, alpha: Concentrations, logits: Tensor, labels: Tensor, channel: Channel
+    rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor, channel: Channel
 ) -> Stages:
     """Rows with labels ``(rows.num_rows,)`` that edges of a channel show, as stages."""
     edges = channel.of(rows.edge)
     if edges.certain:
         return Stages(rows, alpha, logits, edges.borrowed(rows, labels))
-    return Stages(rows, written_out(alpha), logits, edges.evidence(rows, labels, logits))
+    return Stages(rows, alpha, logits, edges.evidence(rows, labels, logits))

@@ -18,7 +18,7 @@ from benchmarks.latent import hidden
 from benchmarks.random_fields import fields
 from benchmarks.scale import calls, speed
 from benchmarks.shared.records import pick, read
-from pyro_nmm.datasets import photographs
+from examples.denoising.training import photographs
 from pyro_nmm.models import StackedNMM
 
 #: Of a few steps of annealing.

@@ -30,11 +30,9 @@ from pyro_nmm import (
 from pyro_nmm.guides import evidence_guide, ordered_guide
 from pyro_nmm.models import (
     Annotators,
-    Denoiser,
     MarginalField,
     PairwiseMRF,
     StackedNMM,
-    UNet,
     accuracy,
     grid_edges,
     ising,
@@ -167,12 +165,11 @@ def half_field(there):
     return [half.nodes, half.log_potential(y), half.conditional(y), *half.colors()]
 
 
-def denoised(there):
-    network = there(Denoiser(UNet(channels=1, width=6, depth=1)))
-    image = there(torch.arange(144.0).view(1, 1, 12, 12))
+def levels(there):
     hood = Neighborhood.grid(12, 12, device=there.place)
-    mix = NeighborMixture(hood, *network(hood, image))
-    return *mix.intervals(), mix.node_log_probs(image.flatten(1).long())
+    alpha, logits = torch.rand(2, 144, 40), torch.randn(1, hood.num_edges)
+    mix = NeighborMixture(hood, there(alpha), there(logits))
+    return *mix.intervals(), mix.node_log_probs(there(torch.arange(144) % 40))
 
 
 #: What gives on a device what it gives on the CPU.
@@ -187,7 +184,7 @@ EQUAL = {
     "constructors": lambda there: [t for h in constructors(there) for t in (h.ptr, h.source)],
     "links": links,
     "half field": half_field,
-    "denoised": denoised,
+    "levels": levels,
 }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ PACKAGES = "pyro_nmm", "pyro_nmm.models", "pyro_nmm.guides"
 #: What stands for a formula that another docstring has, or is but a list of node ids.
 NO_FORMULA = {"pyro_nmm.Posterior", "pyro_nmm.models.grid_edges", "pyro_nmm.models.coarse_to_fine"}
 #: What reads files that do not come with the package.
-FILES = {"planetoid", "link_graph", "published_split"}
+FILES = {"planetoid"}
 
 
 def public():

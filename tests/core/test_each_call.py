@@ -11,14 +11,11 @@ from torch import func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import check_each_call
-from pyro_nmm.models import Denoiser, NormalEmission, PooledScores, UNet
+from pyro_nmm.models import NormalEmission, PooledScores
 
-IMAGE, NORMAL = torch.ones(1, 3, 4, 4), {"mean": torch.zeros(2, 3), "variance": torch.ones(2, 3)}
+NORMAL = {"mean": torch.zeros(2, 3), "variance": torch.ones(2, 3)}
 CALLS = {
-    "image": (UNet(width=4, depth=1).double(), IMAGE),
-    "noisy": (lambda x: Denoiser(UNet(width=4, depth=1))(Neighborhood.grid(4, 4), x), IMAGE),
     "terms": (PooledScores(2), torch.ones(4, 5, 2)),
     "data": (lambda x: NormalEmission(2).log_prob(NORMAL, x), torch.ones(5, 3)),
 }

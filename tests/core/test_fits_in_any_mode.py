@@ -24,23 +24,19 @@ from pyro_nmm.guides import (
     AmortizedNMM,
     DGLFRMGuide,
     HiddenFieldGuide,
-    fit_images,
     fit_links,
     fit_mixture,
     fit_nmm,
-    fit_unet,
     mean_field,
 )
 from pyro_nmm.models import (
     DGLFRM,
     Annotators,
-    Denoiser,
     FreeNMM,
     MarginalField,
     NMMNetwork,
     NormalEmission,
     StackedNMM,
-    UNet,
     fit_field,
     grid_edges,
     ising,
@@ -102,14 +98,6 @@ def links(there, nmm=False):
     yield
     losses = fit_links(pair, split, x, num_steps=3)
     yield [losses, pair.link_logits(split.test, split.train, x), *numbers(pair)]
-
-
-def images(there, fit):
-    network = UNet(width=6, depth=1)
-    network = network if fit is fit_unet else Denoiser(network)
-    patches, network = there(torch.randint(256, (1, 3, 4, 4)), network)
-    yield
-    yield [fit(network, lambda: patches, num_steps=2), *numbers(network)]
 
 
 def temperature(there):
@@ -182,8 +170,6 @@ FITS = {
     "fit_nmm": amortized,
     "fit_links": links,
     "fit_links, NMM": partial(links, nmm=True),
-    "fit_unet": partial(images, fit=fit_unet),
-    "fit_images": partial(images, fit=fit_images),
     "temperature_scaling": temperature,
     "StackedNMM": stacked,
     "StackedNMM of scores": partial(stacked, pool=False),

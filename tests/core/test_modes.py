@@ -24,7 +24,6 @@ from stacking import QuickClassifier
 
 from pyro_nmm import (
     ChosenLabels,
-    LogisticConcentrations,
     NeighborChoice,
     Neighborhood,
     NeighborMixture,
@@ -98,8 +97,6 @@ def test_half_precision_is_taken_in_single(dtype):
         assert torch.equal(value, expected[name]), name
     mixes[0].elbo(LABELS).sum().backward()
     assert half[0].grad.dtype == dtype
-    levels = LogisticConcentrations(torch.ones(5).to(dtype), width=2.0)
-    assert levels.totals().dtype == torch.float32
 
 
 def test_labels_in_floats():

@@ -11,7 +11,7 @@ import torch
 from graphs import house
 from pyro.ops.provenance import get_provenance, track_provenance
 
-from pyro_nmm import AveragedPosterior, GaussianConcentrations, NeighborMixture
+from pyro_nmm import AveragedPosterior, NeighborMixture
 
 HOOD = house()
 ALPHA, LOGITS = torch.linspace(0.5, 2, 10).view(5, 2), torch.linspace(-1, 1, HOOD.num_edges)
@@ -29,9 +29,6 @@ def below(value):
 #: What a posterior is made of.
 REFUSED = {
     "alpha": lambda: NeighborMixture(HOOD, below(ALPHA), LOGITS).prior(),
-    "formula": lambda: NeighborMixture(
-        HOOD, GaussianConcentrations(below(ALPHA[:, 0]), 1.0, num_classes=2), LOGITS
-    ).prior(),
     "logits": lambda: NeighborMixture(HOOD, ALPHA, below(LOGITS)).condition(Y, KNOWN, 5),
     "relabel": lambda: NeighborMixture(HOOD, ALPHA, LOGITS, below(KEEP)).condition(Y, KNOWN, 5),
     "y": lambda: MIX.condition(below(Y), KNOWN),

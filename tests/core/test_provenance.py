@@ -21,9 +21,7 @@ from torch_geometric.utils import to_undirected
 from pyro_nmm import (
     ChosenLabels,
     EvidenceConditional,
-    GaussianConcentrations,
     InnerProductGraph,
-    LogisticConcentrations,
     MembershipMixture,
     NeighborChoice,
     NeighborMixture,
@@ -66,13 +64,6 @@ def shifted(x, *shape):
     """Parameters that depend on ``x``, of any batch shape."""
     base = torch.linspace(-3, 3, torch.Size(shape).numel()).view(shape)
     return base * (1 - 2 * x).reshape(*x.shape, *[1] * len(shape))
-
-
-def ordered(kind, x):
-    x = x[..., None]
-    scale = 2 + 3 * x
-    alpha = kind(torch.tensor([0.5, 0.0, 1.0]) + x, width=0.5 + x, scale=scale, num_classes=3)
-    return ChosenLabels(alpha, CHOICES)
 
 
 def flips(x):
@@ -135,8 +126,6 @@ SAMPLERS = {
                                (torch.tensor([1, 1, 2]) * x[..., None]).long()),
         lambda: labellings(3),
     ),
-    "grey levels, Gaussian": (partial(ordered, GaussianConcentrations), lambda: labellings(3, 3)),
-    "grey levels, logistic": (partial(ordered, LogisticConcentrations), lambda: labellings(3, 3)),
     "mixture": (
         lambda x: NeighborMixture(HOOD, (3 * shifted(x, 3, 2)).exp(), shifted(x, HOOD.num_edges)),
         lambda: labellings(3),
@@ -256,7 +245,6 @@ def test_every_parameter_leaves_its_trace():
     table = tracked("alpha", alpha)
     attention, y = tracked("logits", logits), tracked("y", LABELS)
     c = tracked("c", CHOICES)
-    numbers = [tracked(name, torch.ones(3)) for name in ("mean", "width", "scale")]
     found = {
         NeighborChoice(HOOD, attention): {"logits"},
         OrderedConditional(HOOD, table, attention, y): {"alpha", "logits", "y"},
@@ -270,10 +258,6 @@ def test_every_parameter_leaves_its_trace():
             "h",
         },
     }
-    for kind in (GaussianConcentrations, LogisticConcentrations):
-        found[ChosenLabels(kind(*numbers), c)] = {"mean", "width", "scale", "c"}
-        law = OrderedConditional(HOOD, kind(*numbers, num_classes=2), attention, y)
-        found[law] = {"mean", "width", "scale", "logits", "y"}
     for law, names in found.items():
         value = law.sample()
         assert get_provenance(value) == names, law

@@ -14,7 +14,6 @@ from pyro_nmm import (
     AveragedPosterior,
     ChosenLabels,
     EvidenceConditional,
-    GaussianConcentrations,
     InnerProductGraph,
     MembershipMixture,
     NeighborChoice,
@@ -132,13 +131,6 @@ def large(num_nodes=40):
     return NeighborMixture(hood, torch.ones(num_nodes, 2), torch.zeros(hood.num_edges))
 
 
-def gaussian(mean=0.0, width=1.0, num_classes=4, dtype=torch.double, size=5):
-    """Concentrations of the house's nodes, given to a conditional."""
-    mean = torch.full((size,), mean, dtype=dtype)
-    alpha = GaussianConcentrations(mean, width, num_classes=num_classes)
-    return OrderedConditional(HOOD, alpha, LOGITS, Y + 2)
-
-
 ZERO, SOME = torch.zeros(5, dtype=torch.long), known(0, 1, size=40)
 EDGE, PAIRS, META = pair(0, 1, 1, 0), pair(0, 1), torch.device("meta")
 EVIDENCE, FLIP = torch.zeros(5, 3).double(), ids(1, 0).expand(3, 2)
@@ -243,18 +235,6 @@ CONDITIONALS = [
      "observed selects node 0, which has evidence already"),
     (lambda: evidence(EVIDENCE, observed=known(0)).posterior(9, weighted=True).condition(ZERO),
      "observed selects node 0, which has evidence already"),
-    (lambda: gaussian(dtype=torch.long), "mean must be a floating-point tensor"),
-    (lambda: gaussian(num_classes=1), "num_classes must be at least 2"),
-    (lambda: gaussian(num_classes="9"), "num_classes must be"),
-    (lambda: gaussian(width=torch.ones(2, 1)), r"width must broadcast to mean's shape \(5,\)"),
-    (lambda: gaussian(width=torch.ones(3)), r"width must broadcast to mean's shape \(5,\)"),
-    (lambda: gaussian(size=3), r"alpha.mean must have shape \(..., 5\)"),
-    (lambda: gaussian(width=0.0), r"alpha\.width must be positive"),
-    (lambda: gaussian(INF), r"alpha\.mean must be finite"),
-    (lambda: gaussian(dtype=torch.float), "same dtype"),
-    (lambda: gaussian(), "label 4 at node 2"),
-    (lambda: nmm(HOOD, GaussianConcentrations(ALPHA[:, 0], 1.0), LOGITS),
-     r"pass alpha\.table\(\), or collapsed=True"),
     (lambda: ChosenLabels(ALPHA, ids(0, 10**9)), "choices holds node id .*, but ids lie in 0"),
     (lambda: ChosenLabels(ALPHA, ids(-1, 0)), r"choices holds node id .*, but ids lie in 0"),
     (lambda: ChosenLabels(ALPHA, torch.ones(2)), "choices must hold node ids .*torch.float64"),

@@ -12,9 +12,7 @@ from pyro_nmm import (
     AveragedPosterior,
     ChosenLabels,
     EvidenceConditional,
-    GaussianConcentrations,
     InnerProductGraph,
-    LogisticConcentrations,
     MembershipMixture,
     NeighborChoice,
     Neighborhood,
@@ -67,9 +65,6 @@ def test_every_distribution_is_here():
 def test_what_distributions_are_made_of():
     hood = shared_sources()
     assert "num_sources=3" in repr(NeighborMixture(hood, torch.ones(3, 2), torch.zeros(8)))
-    for kind in (GaussianConcentrations, LogisticConcentrations):
-        levels = kind(torch.zeros(4), width=2.0, floor=0.5)
-        assert repr(levels) == f"{kind.__name__}(shape=(4, 256), floor=0.5)"
     mix = NeighborMixture(Neighborhood.grid(1, 4), torch.ones(4, 3), torch.zeros(10))
     sampled = mix.condition(torch.zeros(4, dtype=torch.long), MASK, num_samples=6)
     stated = f"hood={ALL}, num_observed=2, num_components=6, is_exact=False"

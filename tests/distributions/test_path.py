@@ -12,7 +12,7 @@ from graphs import parameters, random_sources, to_hood
 from oracle import label_probs
 from torch.nn.functional import one_hot
 
-from pyro_nmm import LogisticConcentrations, Neighborhood, NeighborMixture
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions import path
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.ops.entries import entries_of
@@ -111,18 +111,6 @@ def test_extreme_concentrations(name):
     found = scores((value, error), exact_of_house(alpha, logits))
     assert found.mean().abs() < 0.85  # 4.5 standard errors
     assert error.mean() < 0.06
-
-
-def test_ordered_labels():
-    """A formula that is not written out gives the same as its table, of the same uniforms."""
-    hood, _, logits = house_and_parameters()
-    alpha = LogisticConcentrations(torch.tensor([0.3, 1.0, 20.5, 0.2, 9.0]), width=2.0, scale=1.0)
-    found = []
-    for form in (alpha, alpha.table()):
-        torch.manual_seed(0)
-        mix = NeighborMixture(hood, form, logits)
-        found.append(mix.path_likelihood(LABELS, num_points=5))
-    torch.testing.assert_close(*found)
 
 
 def test_error_falls_as_sweeps_grow():

@@ -3,6 +3,7 @@
 
 """The examples run, and reach what they claim."""
 
+import importlib
 import inspect
 
 import pytest
@@ -174,7 +175,8 @@ def test_annotators_of_a_section(tmp_path):
 
 def test_denoising(tmp_path):
     small = ["--num-steps", "200", "--width", "8", "--depth", "1", "--crop", "64", "--lr", "0.003"]
-    result = run(load("examples/denoising.py"), tmp_path, *small)
+    example = importlib.import_module("examples.denoising.__main__")
+    result = run(example, tmp_path, *small)
     assert result["U-Net"]["PSNR"] > result["noisy"]["PSNR"] + 1
     assert result["NMM"]["PSNR"] > result["noisy"]["PSNR"] + 1
     assert 0.7 < result["NMM"]["coverage"] < 1

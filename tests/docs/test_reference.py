@@ -45,7 +45,7 @@ CLASSES = {name: thing for name, thing in NAMES.items() if inspect.isclass(thing
 
 def test_every_public_name_has_a_page():
     doors = {"pyro_nmm", "pyro_nmm.models", "pyro_nmm.guides"}
-    extras = "pyro_nmm.fitting", "pyro_nmm.checkpoints", "pyro_nmm.guides.images"
+    extras = "pyro_nmm.fitting", "pyro_nmm.checkpoints"
     extras += "pyro_nmm.models.hidden", "pyro_nmm.models.annotators"
     for name, names in listed().items():
         module = importlib.import_module(name)

@@ -26,11 +26,9 @@ from pyro_nmm.guides import (
 from pyro_nmm.models import (
     DGLFRM,
     ConvolutionalNMM,
-    Denoiser,
     FreeNMM,
     NMMNetwork,
     NormalEmission,
-    UNet,
     fit_field,
     grid_edges,
     ising,
@@ -59,11 +57,6 @@ def error(match):
         ("num_nodes", lambda n: density(torch.sum, n, 2)),
         ("num_classes", lambda n: ConvolutionalNMM(1, n)),
         ("channels", lambda n: ConvolutionalNMM(1, channels=n)),
-        ("width", lambda n: UNet(width=n)),
-        ("depth", lambda n: UNet(depth=n)),
-        ("tile", lambda n: UNet(tile=n)),
-        ("width", lambda n: Denoiser(UNet(width=2, depth=1), width=n)),
-        ("num_classes", lambda n: Denoiser(UNet(width=2, depth=1), num_classes=n)),
         ("num_labels", FieldPrior),
         ("num_nodes", DGLFRM),
         ("num_communities", lambda n: DGLFRM(5, n)),
@@ -84,7 +77,6 @@ def test_sizes(name, make, wrong):
         ("gamma", lambda x: FreeNMM(HOOD, 2, gamma=x)),
         ("kappa", lambda x: FreeNMM(HOOD, 2, kappa=x)),
         ("omega", lambda x: NMMNetwork(MLP([3, 2]), num_classes=2, omega=x)),
-        ("sigma", lambda x: Denoiser(UNet(width=2, depth=1), sigma=x)),
         ("kappa", lambda x: FieldPrior(2, kappa=x)),
         ("concentration", lambda x: DGLFRM(5, 4, concentration=x)),
         ("temperature", lambda x: DGLFRMGuide(TARGET, 3, temperature=x)),
@@ -137,7 +129,7 @@ def test_networks_of_others_take_what_they_like():
 
 
 OTHER, GRID = Neighborhood(EDGES, 8), ising(grid_edges(2, 3), 0.4, torch.zeros(6))
-DENOISER, DISTANCE = Denoiser(UNet(width=2, depth=1)), torch.arange(HOOD.num_edges) / 10
+DISTANCE = torch.arange(HOOD.num_edges) / 10
 
 
 def link_logits(*inputs):
@@ -167,12 +159,6 @@ def link_logits(*inputs):
         (lambda: ConvolutionalNMM(1)(OTHER, "field"), "field must be a PairwiseMRF"),
         (lambda: MixtureGuide(HOOD, FreeNMM(HOOD, 2), print, order=[4, 3, 2, 1, 1]),
          "order must be a permutation"),
-        (lambda: DENOISER(Neighborhood.grid(4, 4), torch.zeros(1, 3, 4, 4).tolist()),
-         "noisy must be a tensor .*got .*list"),
-        (lambda: DENOISER(Neighborhood.grid(4, 4), torch.zeros(0, 3, 4, 4)),
-         r"noisy must have shape .*got \(0, 3"),
-        (lambda: DENOISER.unet(torch.zeros(1, 3, 4, 4, dtype=torch.uint8)),
-         "image must be a floating-point tensor, got torch.uint8"),
         (lambda: hidden_field(OTHER, FieldPrior(2), EMISSION, VALUES, DATA),
          r"evidence of shape \(N, C\) = \(8, 2\), got \(5, 2\)"),
         (lambda: poutine.trace(hidden_field).get_trace(

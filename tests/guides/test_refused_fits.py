@@ -9,7 +9,7 @@ import pyro
 import pytest
 import torch
 from graphs import house
-from runs import changed, denoise, pair, ring
+from runs import changed, pair, ring
 from torch_geometric.datasets import KarateClub
 
 from pyro_nmm import Neighborhood
@@ -56,16 +56,6 @@ def links(x=lambda x: x, **options):
     fit_links(guide, split, x(data.x), **{"num_steps": 2} | options)
 
 
-def patches(*values):
-    """One after another, all of one grey level."""
-    left = iter(values)
-    return lambda: torch.full((1, 1, 8, 8), next(left))
-
-
-def images(kind="nmm", **options):
-    denoise(None, kind, **options)
-
-
 def without(name, **more):
     data = changed(**more)
     del data[name]
@@ -78,7 +68,6 @@ def labelled(label):
 
 
 INTEGER, POSITIVE = "must be an integer of at least", "must be positive and finite, got"
-PATCH = r"draw must give integer grey levels of shape \(B"
 STARTS = r"starts must (have shape \(S, 9, 2\)|be probabilities|be a floating-point tensor), got"
 EVEN, SPARSE = torch.full((1, 9, 2), 0.5), torch.eye(12).to_sparse_csr()
 #: Data, and the message.
@@ -105,9 +94,9 @@ REFUSED = [
         ("estimator", "chains", "must be one of"))),
     *((run, {name: 0}, f"{name} {INTEGER}") for run, name in (
         (stacked, "num_steps"), (stacked, "num_samples"), (mixture, "num_steps"),
-        (mixture, "num_samples"), (links, "num_steps"), (images, "num_steps"))),
+        (mixture, "num_samples"), (links, "num_steps"))),
     *((run, {"lr": wrong}, f"lr {POSITIVE} {wrong}")
-      for run in (stacked, mixture, links, images) for wrong in (0.0, -1.0, math.nan)),
+      for run in (stacked, mixture, links) for wrong in (0.0, -1.0, math.nan)),
     (stacked, {"num_samples": 1}, f"num_samples {INTEGER} 2, got 1"),
     (mix, {"hood": house()}, r"must have shape \(5,\), one label per node, got \(12,\)"),
     (mixture, {"height": 4}, "field must have the 12 nodes of hood"),
@@ -122,19 +111,6 @@ REFUSED = [
      "field must have .* no batch dimensions"),
     *((links, {"x": wrong}, r"x must (have shape \(34, F\)|be a tensor)|x is on") for wrong in (
         lambda x: x[:30].numpy(), lambda x: x[:30], lambda x: x.to("meta"), lambda x: x[0])),
-    *((images, {name: wrong}, f"{name} must .*{wrong}") for name, wrong in (
-        ("num_steps", 1.5), ("unet_rate", -1.0), ("mean_weight", -1.0), ("max_noise", math.inf),
-        ("last_rate", 2.0))),
-    (images, {"kind": "unet", "loss": "absolute"}, "loss must be 'squared' or 'log'"),
-    *((images, {"draw": lambda wrong=wrong: wrong}, PATCH) for wrong in (
-        torch.rand(1, 1, 8, 8), torch.zeros(1, 1, 8, 8).bool(), torch.zeros(1, 8, 8).long(),
-        torch.zeros(0, 1, 8, 8).long(), torch.zeros(1, 1, 8, 8).long().numpy(), None,
-        torch.zeros(1, 1, 8, 8, device="meta").long())),
-    (images, {"kind": "unet", "draw": lambda: torch.rand(1, 1, 8, 8)}, PATCH),
-    *((images, {"kind": kind, "draw": patches(*values)}, "draw gave grey level " + must)
-      for kind, values, must in (
-          ("unet", (5, -3), "-3 in step 1"), ("nmm", (5, -3), "-3 in step 1"),
-          ("nmm", (5, 255, 300), r"300 in step 2.* 0\.\.255"))),
     *((lambda **options: mean_field(field(), **options), {name: wrong}, f"{name} must .*{wrong}")
       for name, wrong in (("num_sweeps", 0), ("num_random", -1), ("tolerance", -1.0),
                           ("tolerance", math.nan))),
@@ -157,14 +133,6 @@ def test_refused(run, options, message):
 def test_options_are_named():
     with pytest.raises(TypeError, match=r"fit_mixture\(\) got an unexpected keyword .*'steps'"):
         mixture(steps=3)
-
-
-@pytest.mark.parametrize("kind", ["unet", "nmm"])
-def test_patches_of_bytes(kind):
-    fixed = torch.randint(256, (2, 1, 8, 8))
-    losses = [denoise(None, kind, draw=lambda d=d: fixed.to(d))[0]
-              for d in (torch.long, torch.uint8, torch.int32)]  # fmt: skip
-    assert losses[0] == losses[1] == losses[2]
 
 
 def test_a_mixture_of_a_target_that_is_nan():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models import ConvolutionalNMM, grid_edges, images, ising
+from pyro_nmm.models import ConvolutionalNMM, grid_edges, ising
 
 
 def trained(**options):
@@ -64,10 +64,3 @@ def test_convolutional_network():
         network(hood, other)
     with pytest.raises(ValueError, match="kernel must be odd"):
         ConvolutionalNMM(1, kernel=4)
-
-
-def test_path_before_version_0_3():
-    with pytest.warns(DeprecationWarning, match=r"import ConvolutionalNMM from pyro_nmm\.models"):
-        assert images.ConvolutionalNMM is ConvolutionalNMM
-    with pytest.raises(AttributeError, match="no attribute 'Denoisers'"):
-        images.Denoisers  # noqa: B018

@@ -3,7 +3,6 @@
 
 """What fits of hidden fields take and refuse."""
 
-import importlib
 import math
 
 import pytest
@@ -85,13 +84,3 @@ def test_refusals_beside_a_fit():
     field = fit_field(Annotators(2), hood, ANSWERS, **QUICK)
     with pytest.raises(ValueError, match="gelman_rubin needs two chains of four draws or more"):
         field.chains.gelman_rubin()
-
-
-def test_old_path():
-    old = importlib.import_module("pyro_nmm.models.latent")
-    with pytest.warns(DeprecationWarning, match=r"import fit_field from pyro_nmm\.models\.hidden"):
-        assert old.fit_field is fit_field
-    with pytest.warns(DeprecationWarning, match=r"from pyro_nmm\.models\.annotators"):
-        assert old.Annotators is Annotators
-    with pytest.raises(AttributeError, match="has no attribute 'Fields'"):
-        _ = old.Fields

@@ -12,10 +12,10 @@ from torch_geometric.datasets import KarateClub
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import is_undirected
 
-from pyro_nmm.datasets.links import LinkSplit, link_graph, link_split, published_split
+from benchmarks.links.data import link_graph, published_split
+from pyro_nmm.datasets import LinkSplit, link_split
 from pyro_nmm.guides import DGLFRMGuide, fit_links
 from pyro_nmm.models import DGLFRM
-from pyro_nmm.sparse import identity
 
 
 def pairs_of(edges):
@@ -63,18 +63,6 @@ def test_published_split(tmp_path):
     assert split.train.shape == (2, 6)
     assert pairs_of(split.train) == {(0, 1), (1, 2), (2, 3)}
     assert split.held_out.tolist() == [[3, 0, 0, 1], [4, 1, 4, 2]]
-    del arrays["val_edges"]
-    np.savez(tmp_path / "split.npz", **arrays)
-    with pytest.raises(ValueError, match="has no array 'val_edges'"):
-        published_split(tmp_path / "split.npz", 5)
-
-
-def test_graphs_that_are_not_there(tmp_path):
-    with pytest.raises(ValueError, match="name must be one of"):
-        link_graph("karate")
-    with pytest.raises(FileNotFoundError, match=r"holds nips12/nips12\.mat"):
-        link_graph("nips12", tmp_path)
-    assert torch.equal(identity(3).to_dense(), torch.eye(3))
 
 
 @pytest.mark.data

@@ -8,12 +8,11 @@ import torch
 from graphs import house
 from torch_geometric.data import Data
 
-from pyro_nmm import GaussianConcentrations, Neighborhood
+from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import (
     inner_edges,
     letters,
     link_split,
-    random_patches,
     random_split,
     select_split,
 )
@@ -133,8 +132,6 @@ SCORES = [
     (lambda: letters("A", 4.5, 4), "height must be an integer of at least 1, got 4.5"),
     (lambda: letters(" ", 4, 4), "text must hold letters"),
     (lambda: letters("A", 4, 4, margin=0.5), "margin be less than 0.5, got 'A' and 0.5"),
-    (lambda: random_patches([IMAGE], 2.0, 4), "number and size must be positive .* got 2.0"),
-    (lambda: random_patches([IMAGE[0]], 1, 4), r"images must have shape \(channels, H, W\)"),
     (lambda: scaled(PROBS * NAN), "scores must be finite, got nan"),
     (lambda: scaled(y=LABELS + 1), r"y must hold labels 0\.\.1 where held_out"),
     (lambda: scaled(y=LABELS[:1]), "y must have .* per row of scores"),
@@ -162,8 +159,6 @@ SUMMED = [
     *((lambda more=more: nmm(PATH, ONES, LOGITS, ids(0, 1, 1), choices="summed", **more),
        "has z as a site: leave out collapsed and predict")
       for more in ({"collapsed": True}, {"predict": True, "observed": ids(1, 1, 0).bool()})),
-    (lambda: nmm(PATH, GaussianConcentrations(ONES[:, 0], 1.0), LOGITS, choices="summed"),
-     "alpha is not written out"),
     (lambda: nmm(PATH, ONES, LOGITS, ids(0, 1, 2), choices="summed"), "y holds label 2 at node 2"),
 ]  # fmt: skip
 

@@ -6,7 +6,7 @@ Denoise photographs by a U-Net, and by an NMM over all pixels on the same U-Net,
 interval for each pixel. By default it trains on patches of one of scikit-learn's two photographs
 and denoises the other.
 
-    python examples/denoising.py --output output/denoising.png
+    python -m examples.denoising --output output/denoising.png
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from pathlib import Path
 
 import pyro
 import torch
-from common import options, progress_bar
-from drawing.denoising import draw
 from torch import Tensor
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
-from pyro_nmm import Intervals, Neighborhood, NeighborMixture
-from pyro_nmm.datasets import image_folder, photographs, random_patches
-from pyro_nmm.guides import fit_images, fit_unet
-from pyro_nmm.models import Denoiser, UNet
+from examples.common import options, progress_bar
+from examples.denoising.drawing import draw
+from examples.denoising.model import Denoiser, UNet
+from examples.denoising.training import (
+    fit_images,
+    fit_unet,
+    image_folder,
+    photographs,
+    random_patches,
+)
+from pyro_nmm import Intervals
+from pyro_nmm.fitting import Steps
 
 
 def load(args) -> tuple[list[Tensor], Tensor]:
@@ -52,34 +58,33 @@ def denoise(network: UNet | Denoiser, noisy: Tensor, level: float = 0.9) -> dict
     """Images ``(channels, H, W)``: the mean; for an NMM also the interval and self-attention."""
     if isinstance(network, UNet):
         return {"mean": 255 * network(noisy[None] / 255)[0][0]}
-    size = noisy.shape[-2], noisy.shape[-1]
-    hood = Neighborhood.grid(*size, device=noisy.device)
-    mix = NeighborMixture(hood, *network(hood, noisy[None]))
-    intervals = mix.intervals(level)._asdict()
+    size, mixture = (noisy.shape[-2], noisy.shape[-1]), network(noisy[None])
+    intervals, hood = mixture.intervals(level)._asdict(), mixture.hood
     images = {name: value[0].unflatten(-1, size) for name, value in intervals.items()}
-    return images | {"itself": mix.attention[0, 0][hood.source == hood.target].view(size)}
+    attention = hood.softmax(mixture.logits)[0, 0]
+    return images | {"itself": attention[hood.source == hood.target].view(size)}
 
 
 def learn(args, name: str, train: list[Tensor]) -> UNet | Denoiser:
     """Fit a U-Net, or a U-Net with an NMM on top in the last fifth of the steps."""
     refining = max(1, args.num_steps // 5)
 
-    def fit(network: UNet | Denoiser, part: str, num_steps: int, **options) -> None:
-        loop = fit_unet if isinstance(network, UNet) else fit_images
-        loop(
-            network, lambda: random_patches(train, args.batch_size), lr=args.lr,
-            num_steps=num_steps, **options,
-            checkpoint=args.checkpoint and args.checkpoint.with_suffix(f".{part}.pt"),
-            progress=partial(progress_bar, desc=part),
-        )  # fmt: skip
+    def patches() -> Tensor:
+        return random_patches(train, args.batch_size)
+
+    def steps(part: str, number: int) -> Steps:
+        checkpoint = args.checkpoint and args.checkpoint.with_suffix(f".{part}.pt")
+        bar = partial(progress_bar, desc=part)
+        return Steps(num_steps=number, lr=args.lr, checkpoint=checkpoint, progress=bar)
 
     unet = UNet(width=args.width, depth=args.depth, tile=32).to(args.device)
     if name == "U-Net":
-        fit(unet, name, args.num_steps)
+        fit_unet(unet, patches, steps(name, args.num_steps))
         return unet
-    fit(unet, "trunk", max(1, args.num_steps - refining), loss="log", last_rate=0.2)
+    trunk = steps("trunk", max(1, args.num_steps - refining))
+    fit_unet(unet, patches, trunk, loss="log", last_rate=0.2)
     network = Denoiser(unet).to(args.device)
-    fit(network, name, refining, unet_rate=0.2)
+    fit_images(network, patches, steps(name, refining), unet_rate=0.2)
     return network
 
 

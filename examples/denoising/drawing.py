@@ -1,13 +1,13 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The photograph, its noisy version, and two reconstructions."""
+"""A picture of the photograph, its noisy version, and two reconstructions."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from drawing import canvas, save
+from examples.drawing import canvas, save
 
 
 def draw(output, clean: Tensor, shown: dict, extra: dict, result: dict) -> None:
