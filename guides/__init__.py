@@ -14,12 +14,12 @@ from pyro_nmm.guides.fitting import fit_classifier, fit_links, fit_mixture, fit_
 from pyro_nmm.guides.gibbs import FieldGibbs
 from pyro_nmm.guides.images import fit_images, fit_unet
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide, density
-from pyro_nmm.guides.ordered import HiddenFieldGuide, evidence_guide, ordered_guide
+from pyro_nmm.guides.ordered import evidence_guide, ordered_guide
 from pyro_nmm.models.random_fields import mean_field
 
 __all__ = [
     "AmortizedNMM", "AutoNMM", "BestState", "Chains", "Consistency", "DGLFRMGuide", "FieldGibbs",
-    "FieldGuide", "HiddenFieldGuide", "MarginalGuide", "MixtureGuide", "SeedLoss", "check_program",
+    "FieldGuide", "MarginalGuide", "MixtureGuide", "SeedLoss", "check_program",
     "density", "evidence_guide", "fit_classifier", "fit_images", "fit_links", "fit_mixture",
     "fit_nmm", "fit_unet", "mean_field", "ordered_guide",
 ]  # fmt: skip
