@@ -35,8 +35,9 @@ MAX_LABELLINGS = 4096
 class Stars(NamedTuple):
     """Nodes that are summed out and have the same number ``D`` of neighbours."""
 
+    nodes: Tensor  #: ``(B,)`` node ids
     neighbors: Tensor  #: ``(B, D)`` places among the nodes that stay
-    terms: Tensor  #: ``(B, C^D)``, the logarithm of the sum over the node's label
+    sent: Tensor  #: ``(B, C^D, C)``, what neighbours of each labelling add to the node's terms
 
 
 class MarginalField(GraphDistribution):
@@ -112,14 +113,15 @@ class MarginalField(GraphDistribution):
             labels = enumerate_labels(count, field.num_classes, end.device)
             neighbors, weights = (values[here].view(len(nodes), count) for values in (end, weight))
             sent = torch.einsum("bd,kdc->bkc", weights, field.interaction[labels])
-            yield Stars(neighbors, (field.unary[nodes].unsqueeze(1) + sent).logsumexp(-1))
+            yield Stars(nodes, neighbors, sent)
 
     def log_potential(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log p^*(y_S)` of ``(..., num_nodes)`` labels. Cost: that of
         :meth:`~PairwiseMRF.local_logits`."""
         terms = self._logits_of_others(value).logsumexp(-1).sum(-1)
-        total = self.rest.log_potential(value) + terms
-        return total.expand(torch.broadcast_shapes(total.shape, self.batch_shape))
+        return (self.rest.log_potential(value) + terms).expand(
+            torch.broadcast_shapes(terms.shape, self.batch_shape)
+        )
 
     def expected_potential(self, mixture: NeighborMixture, num_samples: int = 8) -> Tensor:
         r"""An unbiased estimate of :math:`E_q[\log p^*(y_S)]` under a mixture, and of its gradient,
@@ -143,7 +145,8 @@ class MarginalField(GraphDistribution):
         total = self.rest.expected_potential(mixture)
         for star in self.stars:
             probs = _joint_labels(alpha, chosen[:, star.neighbors])
-            terms = (probs * star.terms).sum(-1)
+            sums = (self.field.unary[star.nodes].unsqueeze(1) + star.sent).logsumexp(-1)
+            terms = (probs * sums).sum(-1)
             score = log_attention[:, star.neighbors].sum(-1)
             baseline = others_mean(terms, [0])
             assert baseline is not None  # of two draws or more
@@ -183,7 +186,10 @@ class MarginalField(GraphDistribution):
 
     def scaled(self, share: float) -> MarginalField:
         """The same nodes of the field with its interactions multiplied by ``share``."""
-        return MarginalField(self.field.scaled(share), self.stay)
+        new = self.expand(self.batch_shape)
+        new.field, new.rest = self.field.scaled(share), self.rest.scaled(share)
+        new.stars = tuple(star._replace(sent=share * star.sent) for star in self.stars)
+        return new
 
     def log_normalizer(self) -> Tensor:
         r"""Exact :math:`\log Z` of the field; refuses wide graphs."""
