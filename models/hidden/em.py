@@ -84,7 +84,8 @@ def fit_field(
     :param Tensor known: ``(N,)`` true labels of some nodes, -1 elsewhere.
     :param prior: a :class:`~pyro_nmm.models.ParameterNetwork` in place of :class:`FieldPrior`, such
         as an :class:`~pyro_nmm.models.NMMNetwork` of node features, called as
-        ``prior(hood, *inputs)``. A copy is trained, with weight decay of its matrices.
+        ``prior(hood, *inputs)``. A copy is trained, with weight decay of its matrices. Its own log
+        prior density is ``prior.log_prior()``, if there.
     :param options: keywords of :class:`~pyro_nmm.models.hidden.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
@@ -258,14 +259,15 @@ class _Start(nn.Module):
         self._chains, self._turn, self._lr = chains, turn, lr
         self._values = start_of(chains.emission, chains.data, chains.hood, chains.known)
         self._probs = torch.zeros_like(evidence := chains.evidence(self._values))
-        self.prior = deepcopy(network)
-        if network is None:
-            prior = FieldPrior(chains.emission.num_labels, *chains.inputs).to(evidence)
-            # From flat attention a fit may turn to the wrong side for good, so other starts lean.
-            if lean := turn % (1 + 2 * len(prior.unit)):
-                prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
-            self.prior = prior
+        self.prior = self._field_prior().to(evidence) if network is None else deepcopy(network)
         self._draw = chains.first(self._terms())
+
+    def _field_prior(self) -> FieldPrior:
+        prior = FieldPrior(self._chains.emission.num_labels, *self._chains.inputs)
+        # From flat attention a fit may turn to the wrong side for good, so other starts lean.
+        if lean := self._turn % (1 + 2 * len(prior.unit)):
+            prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
+        return prior
 
     def get_extra_state(self) -> dict:
         return {"values": self._values, "probs": self._probs, "draw": self._draw[:2]}

@@ -106,8 +106,7 @@ def hidden_field(
     >>> start = emission.start(x, hood)
     >>> def model():
     ...     pyro.module("prior", prior)
-    ...     law = emission.support
-    ...     values = {key: pyro.param(key, start[key], constraint=law[key]) for key in start}
+    ...     values = {key: pyro.param(key, start[key], emission.support[key]) for key in start}
     ...     return hidden_field(hood, prior, emission, values, x)
     >>> guide = AutoNMM(model)
     >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
@@ -147,7 +146,7 @@ def without_relabel(outputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
 
 def log_prior_of(prior: nn.Module) -> Tensor | float:
     """The log prior density of a prior's own parameters; most networks have none."""
-    return prior.log_prior() if hasattr(prior, "log_prior") else 0.0
+    return getattr(prior, "log_prior", lambda: 0.0)()
 
 
 @dataclass(frozen=True)
