@@ -22,10 +22,6 @@ BAD = {
     "data is the same everywhere in column 0": (NormalEmission(2), FEATURES * torch.tensor([0, 1])),
     "integer counts, with -1": (PoissonEmission(2), COUNTS - 3),
     "integer counts.* got dtype torch.float": (PoissonEmission(2), FEATURES),
-    "answers must be integers": (Annotators(2), FEATURES),
-    r"answers holds 2, but must lie in 0\.\.1": (Annotators(2), ANSWERS + 1),
-    "answers holds -3": (Annotators(2), 3 * ANSWERS.clamp(max=0)),
-    "answers holds -2": (Annotators(2), ANSWERS.clamp(min=0) - 2),
 }
 
 
