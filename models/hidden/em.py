@@ -294,8 +294,9 @@ class _Start(nn.Module):
             loss.backward()
             return loss.item()
 
-        names = "emission", "data", "known", "inputs", "num_chains"
+        names = "emission", "data", "known", "num_chains"
         settings = {name: getattr(chains, name) for name in names} | {"start": self._turn}
+        settings["edge_attr" if isinstance(self.prior, FieldPrior) else "inputs"] = chains.inputs
         settings["emission's attributes"] = getattr(chains.emission, "__dict__", None)
         settings["edges"] = chains.hood.ptr, chains.hood.source, chains.hood.num_sources
         path = None if options.checkpoint is None else Path(f"{options.checkpoint}.{self._turn}")
