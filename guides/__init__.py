@@ -12,11 +12,11 @@ from pyro_nmm.guides.dglfrm import DGLFRMGuide, fit_links
 from pyro_nmm.guides.field import FieldGuide, fit_mixture
 from pyro_nmm.guides.gibbs import FieldGibbs
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide, density
-from pyro_nmm.guides.ordered import HiddenFieldGuide, evidence_guide, ordered_guide
+from pyro_nmm.guides.ordered import evidence_guide, ordered_guide
 from pyro_nmm.models.random_fields import mean_field
 
 __all__ = [
     "AmortizedNMM", "AutoNMM", "BestState", "Chains", "DGLFRMGuide", "FieldGibbs", "FieldGuide",
-    "HiddenFieldGuide", "MarginalGuide", "MixtureGuide", "check_program", "density",
-    "evidence_guide", "fit_links", "fit_mixture", "fit_nmm", "mean_field", "ordered_guide",
+    "MarginalGuide", "MixtureGuide", "check_program", "density", "evidence_guide", "fit_links",
+    "fit_mixture", "fit_nmm", "mean_field", "ordered_guide",
 ]  # fmt: skip

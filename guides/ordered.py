@@ -12,15 +12,12 @@ from pyro.distributions.score_parts import ScoreParts
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.runtime import _PYRO_STACK
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.arguments import as_member
 from pyro_nmm.distributions.parameters import Parameters
-from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.guides.chains import Chains, States
-from pyro_nmm.guides.shared_forward import SharedForward
-from pyro_nmm.models import hidden
 from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.score_costs import ScoreEstimator
@@ -175,88 +172,3 @@ class _Draw(EvidenceConditional):
         if self.estimator is not ScoreEstimator.REINFORCE:
             entropy = entropy - log_prob
         return ScoreParts(self.log_prob(value), score, entropy)
-
-
-class HiddenFieldGuide(SharedForward):
-    r"""A hidden field and its parameter-free guide as a pair of Pyro programs: the model that
-    :func:`~pyro_nmm.models.fit_field`, whose parameters these are, fits by EM.
-
-    The loss is the negative bound of :class:`~pyro_nmm.EvidenceConditional` on
-    :math:`\log p(w \mid \theta)`, minus :math:`\log p(\theta)`.
-
-    >>> from pyro.infer import SVI, TraceGraph_ELBO
-    >>> from pyro.optim import Adam
-    >>> from pyro_nmm import sources
-    >>> from pyro_nmm.models import NormalEmission
-    >>> hood = sources.grid(12, 12, stride=4)
-    >>> truth = (torch.arange(144) % 12 >= 6).long()
-    >>> x = 3.0 * truth[:, None] + torch.randn(144, 1)
-    >>> pair = HiddenFieldGuide(NormalEmission(num_labels=2), hood, x)
-    >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
-    >>> svi = SVI(pair.model, pair.guide, Adam({"lr": 0.05}), elbo)
-    >>> losses = [svi.step() for _ in range(100)]
-    >>> pair.values()["mean"].flatten().sort().values.round().int().tolist()
-    [0, 3]
-    >>> field = pair.field()  # with probabilities ``(N, C)``
-
-    :param prior: a network in place of :class:`~pyro_nmm.models.hidden.FieldPrior`, called as
-        ``prior(hood, *inputs)``. Model and guide share its dropout.
-    :param str estimator: see :class:`~pyro_nmm.OrderedConditional`.
-    :param str name: of the parameters in Pyro's store.
-    """
-
-    @torch.inference_mode(False)  # parameters made inside of inference mode are trained later
-    def __init__(
-        self, emission: hidden.Emission, hood: Neighborhood, data: Any,
-        edge_attr: Tensor | None = None, *, prior: nn.Module | None = None, inputs: tuple = (),
-        estimator: str | Chains = "reward_to_go", name: str = "field",
-    ) -> None:  # fmt: skip
-        check_all_rows(hood)
-        checked, edge_attr = emission.check(hood, data), hidden.check_edge_attr(hood, edge_attr)
-        hidden.check_prior(prior, inputs, edge_attr)
-        start = emission.start(checked, hood)
-        if prior is None:
-            evidence = emission.log_prob(start, checked)
-            prior = hidden.FieldPrior.of(emission.num_labels, edge_attr).to(evidence)
-            inputs = (edge_attr,)
-        super().__init__(hood, prior, f"{name}.prior")
-        self.emission, self.data, self.edge_attr = emission, checked, edge_attr
-        self.inputs, self.estimator, self.start = inputs, estimator, start
-
-    @property
-    def prior(self) -> nn.Module:
-        """As it is trained."""
-        return self.network
-
-    def values(self) -> hidden.Values:
-        """The emission's parameters, from Pyro's store."""
-        support, name = self.emission.support, self.name.removesuffix(".prior")
-        start = self.start.items()
-        return {k: pyro.param(f"{name}.{k}", v, constraint=support[k]) for k, v in start}
-
-    def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
-        """The prior's output: the guide's, if it ran just before."""
-        return self.take(inputs)
-
-    def log_prior(self) -> Tensor | float:
-        """Of the prior's own parameters; a network has none."""
-        return self.network.log_prior() if isinstance(self.network, hidden.FieldPrior) else 0.0
-
-    def model(self) -> Tensor:
-        """:func:`~pyro_nmm.models.hidden_field`; returns the labels."""
-        arguments = self.hood, self, self.emission, self.values(), self.data
-        return hidden.hidden_field(*arguments, *self.inputs)
-
-    def guide(self) -> Tensor:
-        """:func:`~pyro_nmm.guides.evidence_guide`; returns the labels."""
-        alpha, logits = hidden.without_relabel(self.give(self.inputs))
-        evidence = self.emission.log_prob(self.values(), self.data)
-        options: Any = {"collapsed": True, "estimator": self.estimator}
-        return evidence_guide(self.hood, alpha, logits, evidence, **options)
-
-    def field(self, **options) -> hidden.HiddenField:
-        """The fitted field: :func:`~pyro_nmm.models.sample_field`, whose ``options`` these are."""
-        values = {key: value.detach() for key, value in self.values().items()}
-        arguments = self.emission, self.hood, self.data, self.network, values, self.edge_attr
-        inputs = () if isinstance(self.network, hidden.FieldPrior) else self.inputs
-        return hidden.sample_field(*arguments, inputs=inputs, **options)

@@ -18,7 +18,6 @@ from pyro_nmm.models.hidden import (
     fit_field,
     hidden_field,
     leave_one_out,
-    sample_field,
 )
 from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import (
@@ -60,6 +59,6 @@ __all__ = [
     "PoissonEmission", "PooledScores", "StackedNMM", "StagedPosterior", "accuracy",
     "annealed_log_normalizer", "coarse_to_fine", "compatibility", "edge_weights", "fit_field",
     "grid_edges", "hidden_field", "information", "ising", "ising_posterior", "leave_one_out",
-    "marginals_in_blocks", "nmm", "node_plate", "potts", "random_blocks", "sample_field",
+    "marginals_in_blocks", "nmm", "node_plate", "potts", "random_blocks",
     "temperature_scaling",
 ]  # fmt: skip

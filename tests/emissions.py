@@ -11,6 +11,8 @@ from graphs import shared_sources
 
 from pyro_nmm.models import Annotators, NormalEmission, PoissonEmission
 from pyro_nmm.models.annotators.answers import Entries
+from pyro_nmm.models.hidden.em import FieldChains, State
+from pyro_nmm.ops.gibbs import sweeps
 
 ANSWERS = torch.tensor([[0, 0, 1], [1, 0, -1], [-1, -1, -1], [1, 1, 1], [0, 1, 1]])
 COUNTS = torch.tensor([[0, 3], [4, -1], [-1, -1], [7, 0], [1, 1]])
@@ -39,3 +41,11 @@ def emission_case(name, graph=shared_sources):
     probs = torch.rand(hood.num_nodes, 2).softmax(-1)
     values = emission.maximise(data, probs, emission.start(data, hood))
     return emission, hood, data, values
+
+
+def sampled(emission, hood, data, prior, values, *, num_chains=4, num_draws=50, num_sweeps=20):
+    """A field of a known prior: its labels and the emission's parameters, drawn in turn."""
+    chains = FieldChains(emission, hood, data, num_chains=num_chains)
+    terms = chains.terms(prior, values)
+    draw = sweeps(hood, terms, chains.first(terms), num_sweeps).draw
+    return chains.sample(State(prior, values, draw, 0.0), num_draws)

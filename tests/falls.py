@@ -45,13 +45,11 @@ FALLS = {
         MixtureGuide.__init__(hood: another graph)
     """,
     "NaN is a missing observation": """
-        HiddenFieldGuide.__init__(data: nan)
         NormalEmission.log_prob(data: nan)
         NormalEmission.start(data: nan)
         fit_field(data: nan)
         hidden_field(data: nan)
         leave_one_out(data: nan)
-        sample_field(data: nan)
     """,
     "labels (N, 1), as OGB has them": """
         PooledScores.terms(y: a dimension more)

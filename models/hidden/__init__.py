@@ -3,7 +3,7 @@
 
 """Hidden fields: latent labels on a graph, observed through emissions."""
 
-from pyro_nmm.models.hidden.em import FieldRun, fit_field, leave_one_out, sample_field
+from pyro_nmm.models.hidden.em import FieldRun, fit_field, leave_one_out
 from pyro_nmm.models.hidden.emissions import (
     Emission,
     NormalEmission,
@@ -11,15 +11,8 @@ from pyro_nmm.models.hidden.emissions import (
     Values,
     mixture_em,
 )
-from pyro_nmm.models.hidden.field import (
-    FieldPrior,
-    HiddenField,
-    allowed_labels,
-    check_edge_attr,
-    check_prior,
-    hidden_field,
-    without_relabel,
-)
+from pyro_nmm.models.hidden.field import FieldPrior, HiddenField, hidden_field
+from pyro_nmm.models.hidden.known import allowed_labels
 
 __all__ = [
     "Emission",
@@ -30,12 +23,8 @@ __all__ = [
     "PoissonEmission",
     "Values",
     "allowed_labels",
-    "check_edge_attr",
-    "check_prior",
     "fit_field",
     "hidden_field",
     "leave_one_out",
     "mixture_em",
-    "sample_field",
-    "without_relabel",
 ]

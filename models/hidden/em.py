@@ -14,19 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.arguments import as_tensor, check_integers, expect
+from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_device
 from pyro_nmm.fitting import Steps, as_path, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
-from pyro_nmm.models.hidden.field import (
-    FieldPrior,
-    HiddenField,
-    allowed_labels,
-    check_edge_attr,
-    check_prior,
-    start_of,
-    without_relabel,
-)
+from pyro_nmm.models.hidden.field import FieldPrior, HiddenField, log_prior_of, without_relabel
+from pyro_nmm.models.hidden.known import allowed_labels, start_of
 from pyro_nmm.ops.entries import Draw, Entries, evidence_entries
 from pyro_nmm.ops.gibbs import SweepRecord, Sweeps, left_out, sweeps
 from pyro_nmm.ops.sampling import draw_entries
@@ -57,8 +50,8 @@ class FieldRun(Steps):
     def __post_init__(self) -> None:
         super().__post_init__()
         as_path(self.checkpoint)
-        names = "num_starts", "num_chains", "num_draws"
-        check_integers(1, **{name: getattr(self, name) for name in names})
+        sizes = {"num_starts": self.num_starts, "num_chains": self.num_chains}
+        check_integers(1, **sizes, num_draws=self.num_draws)
 
 
 @with_options
@@ -74,7 +67,7 @@ def fit_field(
     the labels that they visit over the second half of the steps (Delyon, Lavielle and Moulines
     1999, Annals of Statistics 27). The M-step is the emission's own, and a step of Adam on
     :math:`\log p(c, u)` for the prior. Of several starts the one with the best
-    :attr:`HiddenField.score` is kept, and sampled as by :func:`sample_field`.
+    :attr:`HiddenField.score` is kept, and sampled.
 
     >>> from pyro_nmm import sources
     >>> from pyro_nmm.models import NormalEmission
@@ -91,58 +84,24 @@ def fit_field(
     :param Tensor known: ``(N,)`` true labels of some nodes, -1 elsewhere.
     :param prior: a :class:`~pyro_nmm.models.ParameterNetwork` in place of :class:`FieldPrior`, such
         as an :class:`~pyro_nmm.models.NMMNetwork` of node features, called as
-        ``prior(hood, *inputs)``. A copy is trained, with weight decay of its matrices.
+        ``prior(hood, *inputs)``. A copy is trained, with weight decay of its matrices. Its own log
+        prior density is ``prior.log_prior()``, if there.
     :param options: keywords of :class:`~pyro_nmm.models.hidden.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
-    check_prior(prior, inputs, edge_attr)
-    chains = FieldChains(emission, hood, data, edge_attr, options.num_chains, known, prior, inputs)
-    states = (_Start(chains, turn, options.lr).run(options) for turn in range(options.num_starts))
-    return chains.sample(max(states, key=lambda state: state.score), options.num_draws)
-
-
-@torch.no_grad()
-def sample_field(
-    emission: Emission, hood: Neighborhood, data: Any, prior: nn.Module, values: Values,
-    edge_attr: Tensor | None = None, *, inputs: tuple = (), num_chains: int = 4,
-    num_draws: int = 50, num_sweeps: int = 20,
-) -> HiddenField:  # fmt: skip
-    r"""A field of known prior, as of :class:`~pyro_nmm.guides.HiddenFieldGuide`. Chains draw
-
-    .. math::
-
-        c, u \sim p(c, u \mid w, \theta), \qquad \theta \sim p(\theta \mid u, w)
-
-    in turn, the labels by a sweep of collapsed Gibbs sampling.
-
-    >>> from pyro_nmm.models import NormalEmission
-    >>> hood, x = Neighborhood.grid(1, 4), torch.tensor([[0.0], [0.1], [2.0], [2.1]])
-    >>> values = {"mean": torch.tensor([[0.0], [2.0]]), "variance": torch.ones(2, 1)}
-    >>> field = sample_field(NormalEmission(2), hood, x, FieldPrior(2), values)
-    >>> field.samples.shape, field.draws["mean"].shape
-    (torch.Size([200, 4]), torch.Size([200, 2, 1]))
-
-    :param prior: a :class:`FieldPrior`, or a network with its ``inputs``.
-    :param dict values: the emission's parameters that chains start with.
-    :param int num_draws: of each of ``num_chains`` chains, after ``num_sweeps`` sweeps.
-    :return: the field, with samples ``(T, N)``.
-    """
-    check_integers(1, num_chains=num_chains, num_draws=num_draws, num_sweeps=num_sweeps)
-    prior = deepcopy(prior)  # whose mode is the caller's
-    chains = FieldChains(emission, hood, data, edge_attr, num_chains, None, prior, inputs)
-    if isinstance(prior, FieldPrior):
-        labels, features = len(prior.share_scores), len(prior.unit)
-        expected = 0 if chains.edge_attr is None else chains.edge_attr.shape[1]
-        if (labels, features) != (emission.num_labels, expected):
-            has = f"prior has {labels} labels and {features} features of edges"
-            want = f"emission {emission.num_labels} labels and edge_attr {expected} features"
-            raise ValueError(f"{has}, but {want}")
-    terms = chains.terms(prior, values)
-    draw = draw_entries(hood, terms, chains.uniforms())
-    for _ in range(num_sweeps):
-        draw = sweeps(hood, terms, draw, 1).draw
-    score = left_out(hood, terms, draw).mean().item()
-    return chains.sample(_State(prior, values, draw, score), num_draws)
+    check_all_rows(hood)
+    if prior is not None and edge_attr is not None:
+        raise ValueError("give edge_attr or prior, not both: a network has inputs of its own")
+    if prior is None and inputs:
+        raise ValueError("inputs belong to prior: give a network as prior")
+    if prior is None:
+        inputs = (as_edge_attr(hood, edge_attr),)
+    if known is not None:
+        known = as_tensor("known", known, hood.device, masked=-1)
+    chains = FieldChains(emission, hood, data, known, inputs, options.num_chains)
+    starts = (_Start(chains, prior, turn, options.lr) for turn in range(options.num_starts))
+    best = max((start.run(options) for start in starts), key=lambda state: state.score)
+    return chains.sample(best, options.num_draws)
 
 
 @torch.no_grad()
@@ -177,8 +136,7 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     if not isinstance(field, HiddenField):
         raise ValueError(f"field must be a HiddenField, got {type(field)}")
     draw, size = field.chains.draw, len(field.chains.draw.labels)
-    model = field.emission, field.hood, data, field.edge_attr, size
-    chains = FieldChains(*model, field.known, field.prior, field.inputs)
+    chains = FieldChains(field.emission, field.hood, data, field.known, field.inputs, size)
     prior, logs = chains.prior_terms(field.prior), []
     # Every chain draws its own parameters, because the fitted ones have seen w_i too.
     last = {name: value[-size:] for name, value in field.draws.items()}
@@ -191,35 +149,40 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     return math.log(len(predictions)) - (-predictions).logsumexp(0)
 
 
-class _State(NamedTuple):
+def as_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | None:
+    """``(num_edges, F)`` features, also from ``(num_edges,)``, such as hops or distances."""
+    if edge_attr is None:
+        return None
+    edge_attr = as_tensor("edge_attr", edge_attr, hood.device)
+    if edge_attr.is_complex() or edge_attr.dim() not in (1, 2) or len(edge_attr) != hood.num_edges:
+        shape = f"({hood.num_edges},) or ({hood.num_edges}, F)"
+        raise ValueError(f"edge_attr must hold numbers of shape {shape}, got {edge_attr.shape}")
+    if not edge_attr.isfinite().all():
+        raise ValueError("edge_attr must be finite")
+    expect_device("edge_attr", edge_attr, hood.device)
+    return edge_attr.view(hood.num_edges, -1)
+
+
+class State(NamedTuple):
+    """Parameters, and the chains' labels and choices under them."""
+
     prior: nn.Module
     values: Values
     draw: Draw
     score: float
 
 
-@dataclass
 class FieldChains:
     """Chains of labels of one field, given its data: everything but parameters."""
 
-    emission: Emission
-    hood: Neighborhood
-    data: Any
-    edge_attr: Tensor | None
-    num_chains: int
-    known: Tensor | None = None
-    network: nn.Module | None = None
-    inputs: tuple = ()
-
-    def __post_init__(self) -> None:
-        check_all_rows(self.hood)
-        self.data = self.emission.check(self.hood, self.data)
-        self.edge_attr = check_edge_attr(self.hood, self.edge_attr)
-        if isinstance(self.network, FieldPrior | None):
-            self.network, self.inputs = None, (self.edge_attr,)
-        if self.known is not None:
-            self.known = as_tensor("known", self.known, self.hood.device, masked=-1)
-        self.allowed = allowed_labels(self.known, self.hood, self.emission.num_labels)
+    def __init__(
+        self, emission: Emission, hood: Neighborhood, data: Any, known: Tensor | None = None,
+        inputs: tuple = (None,), num_chains: int = 4,
+    ) -> None:  # fmt: skip
+        self.emission, self.hood, self.known = emission, hood, known
+        self.data = emission.check(hood, data)
+        self.inputs, self.num_chains = inputs, num_chains
+        self.allowed = allowed_labels(known, hood, emission.num_labels)
 
     def evidence(self, values: Values) -> Tensor:
         """``(N, C)``: log-likelihood of the data and of the known labels."""
@@ -238,20 +201,18 @@ class FieldChains:
         """Entries of the same parameters in all chains."""
         return evidence_entries(*self.prior_terms(prior), self.evidence(values)[None])
 
-    def uniforms(self, *shape: int) -> Tensor:
-        size = *shape, self.num_chains, self.hood.num_nodes
-        return torch.rand(size, dtype=torch.double, device=self.hood.device)
+    def first(self, terms: Entries) -> Draw:
+        """Labels and choices to begin with."""
+        size, device = (self.num_chains, self.hood.num_nodes), self.hood.device
+        return draw_entries(self.hood, terms, torch.rand(size, dtype=torch.double, device=device))
 
     def loss(self, prior: nn.Module, draw: Draw) -> Tensor:
         """Minus log p(c, u) of the prior, given labels and choices of each chain."""
         hood, choices = self.hood, self.hood.source[draw.edges]
         alpha, logits = without_relabel(prior.train()(hood, *self.inputs))
         log_prob = ChosenLabels(alpha, choices, validate_args=False).log_prob(draw.labels)
-        if self.edge_attr is not None or self.network is not None:
-            attention = NeighborChoice(hood, logits, validate_args=False)
-            log_prob = log_prob + attention.log_prob(choices)
-        if isinstance(prior, FieldPrior):
-            log_prob = log_prob + prior.log_prior()
+        attention = NeighborChoice(hood, logits, validate_args=False)
+        log_prob = log_prob + attention.log_prob(choices) + log_prior_of(prior)
         return -log_prob.mean() / hood.num_nodes
 
     def gibbs(
@@ -264,7 +225,9 @@ class FieldChains:
         return values, terms, sweeps(self.hood, terms, draw, num_sweeps)
 
     @torch.no_grad()
-    def sample(self, state: _State, num_draws: int) -> HiddenField:
+    def sample(self, state: State, num_draws: int) -> HiddenField:
+        r"""Draws :math:`c, u \sim p(c, u \mid w, \theta)` and
+        :math:`\theta \sim p(\theta \mid u, w)` in turn."""
         prior, start, draw, score = state
         terms, values = self.prior_terms(prior), [start] * self.num_chains
         visits, labels, draws, totals = torch.zeros((), device=self.hood.device), [], [], []
@@ -278,25 +241,33 @@ class FieldChains:
         share = terms[1].sum((0, 1))
         visits = visits + share / share.sum() * self.allowed.exp()
         probs = visits / visits.sum(-1, keepdim=True)
-        ends = SweepRecord(draw, torch.stack(totals, 1).to(probs))
+        chains = SweepRecord(draw, torch.stack(totals, 1).to(probs))
         stacked = {name: torch.stack([drawn[name] for drawn in draws]) for name in start}
         return HiddenField(
             self.hood, self.emission, deepcopy(prior), start, probs, torch.cat(labels), stacked,
-            score, ends, self.edge_attr, self.known, self.inputs,
+            score, chains, self.known, self.inputs,
         )  # fmt: skip
 
 
 class _Start(nn.Module):
     """Expectation maximisation from one start: the prior, and as extra state all that it learns."""
 
-    def __init__(self, chains: FieldChains, turn: int, lr: float) -> None:
+    def __init__(
+        self, chains: FieldChains, network: nn.Module | None, turn: int, lr: float
+    ) -> None:
         super().__init__()
         self._chains, self._turn, self._lr = chains, turn, lr
         self._values = start_of(chains.emission, chains.data, chains.hood, chains.known)
-        evidence = chains.evidence(self._values)
-        self.prior, self._groups = self._prior(evidence)
-        self._probs = torch.zeros_like(evidence)
-        self._draw = draw_entries(chains.hood, self._terms(), chains.uniforms())
+        self._probs = torch.zeros_like(evidence := chains.evidence(self._values))
+        self.prior = self._field_prior().to(evidence) if network is None else deepcopy(network)
+        self._draw = chains.first(self._terms())
+
+    def _field_prior(self) -> FieldPrior:
+        prior = FieldPrior(self._chains.emission.num_labels, *self._chains.inputs)
+        # From flat attention a fit may turn to the wrong side for good, so other starts lean.
+        if lean := self._turn % (1 + 2 * len(prior.unit)):
+            prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
+        return prior
 
     def get_extra_state(self) -> dict:
         return {"values": self._values, "probs": self._probs, "draw": self._draw[:2]}
@@ -307,9 +278,8 @@ class _Start(nn.Module):
         edges, labels = map(move, state["draw"])
         self._probs, self._draw = move(state["probs"]), Draw(edges, labels)
 
-    def run(self, options: FieldRun) -> _State:
+    def run(self, options: FieldRun) -> State:
         chains, half = self._chains, options.num_steps // 2
-        optimizer = torch.optim.Adam(self._groups)
 
         def gain(step: int) -> float:
             return 1 / max(1, step + 1 - half)
@@ -324,16 +294,16 @@ class _Start(nn.Module):
             loss.backward()
             return loss.item()
 
-        names = "emission", "data", "edge_attr", "known", "inputs", "num_chains"
-        settings = {name: getattr(chains, name) for name in names}
+        names = "emission", "data", "known", "num_chains"
+        settings = {name: getattr(chains, name) for name in names} | {"start": self._turn}
+        settings["edge_attr" if isinstance(self.prior, FieldPrior) else "inputs"] = chains.inputs
         settings["emission's attributes"] = getattr(chains.emission, "__dict__", None)
         settings["edges"] = chains.hood.ptr, chains.hood.source, chains.hood.num_sources
         path = None if options.checkpoint is None else Path(f"{options.checkpoint}.{self._turn}")
-        of_start = replace(options, checkpoint=path)
-        settings |= {"start": self._turn}
-        of_start.train(self, optimizer, backward, lambda k: max(gain(k), 0.1), **settings)
+        optimizer, rate = torch.optim.Adam(self._groups()), lambda k: max(gain(k), 0.1)
+        replace(options, checkpoint=path).train(self, optimizer, backward, rate, **settings)
         score = left_out(chains.hood, self._terms(), self._draw).mean().item()
-        return _State(self.prior, self._values, self._draw, score)
+        return State(self.prior, self._values, self._draw, score)
 
     def _terms(self) -> Entries:
         terms = self._chains.terms(self.prior, self._values)
@@ -341,20 +311,16 @@ class _Start(nn.Module):
             raise ValueError(f"lr={self._lr} is too large: concentrations are no longer finite")
         return terms
 
-    def _prior(self, evidence: Tensor) -> tuple[nn.Module, list[dict]]:
-        """The prior as this start has it, and Adam's groups of its parameters."""
-        chains, lr = self._chains, float(self._lr)
-        if chains.network is not None:
-            network = deepcopy(chains.network)
-            parts: list[list[nn.Parameter]] = [[], []]
-            for value in network.parameters():
-                parts[value.dim() > 1].append(value)  # decay would switch off scales of attention
-            decays = zip(parts, (0.0, 5e-4), strict=True)
-            return network, [{"params": p, "lr": lr, "weight_decay": rate} for p, rate in decays]
-        prior = FieldPrior.of(chains.emission.num_labels, chains.edge_attr).to(evidence)
-        # From flat attention a fit may turn to the wrong side for good, so other starts lean.
-        if lean := self._turn % (1 + 2 * len(prior.unit)):
-            prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
-        # Kappa has the longest way: its logarithm may end five below where it starts.
-        others = {"params": [prior.share_scores, prior.scaled_weight], "lr": lr}
-        return prior, [{"params": [prior.log_kappa], "lr": 3 * lr}, others]
+    def _groups(self) -> list[dict]:
+        """Adam's rate and weight decay of each parameter of the prior."""
+        # Kappa has the longest way: its logarithm may end five below where it starts. Decay of
+        # vectors would switch off scales of attention.
+        far = self.prior.log_kappa if isinstance(self.prior, FieldPrior) else None
+        return [
+            {
+                "params": [value],
+                "lr": self._lr * (3 if value is far else 1),
+                "weight_decay": 5e-4 if value.dim() > 1 else 0.0,
+            }
+            for value in self.prior.parameters()
+        ]

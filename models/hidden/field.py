@@ -10,18 +10,13 @@ from typing import Any
 
 import pyro
 import torch
+from pyro.distributions import Unit
 from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
-from pyro_nmm.arguments import (
-    as_tensor,
-    check_integers,
-    check_positive,
-    expect,
-    expect_all,
-    expect_device,
-)
+from pyro_nmm.arguments import as_tensor, check_integers, check_positive, expect
 from pyro_nmm.models.hidden.emissions import Emission, Values
+from pyro_nmm.models.hidden.known import allowed_labels
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.ops.gibbs import SweepRecord
 
@@ -40,39 +35,33 @@ class FieldPrior(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([4, 3]), torch.Size([100]))
 
+    :param Tensor edge_attr: the features, if any. Their standard deviations are the units in which
+        :math:`\beta` is learned.
     :param float kappa: at the start. If it is small, a source gives all nodes the same label.
-    :param Tensor unit: ``(F,)`` units of the features, by which :math:`\beta` is scaled.
     """
 
     unit: Tensor
 
     def __init__(
-        self, num_labels: int, num_features: int = 0, kappa: float = 0.2, unit: Tensor | None = None
+        self, num_labels: int, edge_attr: Tensor | None = None, kappa: float = 0.2
     ) -> None:
         super().__init__()
         check_integers(2, num_labels=num_labels)
-        check_integers(0, num_features=num_features)
         check_positive(kappa=kappa)
-        unit = torch.ones(num_features) if unit is None else as_tensor("unit", unit)
-        expect("unit", unit, (num_features,), kind="float")
-        expect_all("unit", unit, (unit > 0) & unit.isfinite(), "be positive and finite")
+        unit = torch.ones(0)
+        if edge_attr is not None:
+            edge_attr = expect("edge_attr", as_tensor("edge_attr", edge_attr), ("num_edges", "F"))
+            unit = edge_attr.double().std(0, correction=0)
+            unit = unit.where(unit > 0, 1.0)
         self.log_kappa = nn.Parameter(torch.tensor(math.log(kappa)))
         self.share_scores = nn.Parameter(torch.zeros(num_labels))
-        self.scaled_weight = nn.Parameter(torch.zeros(num_features))
+        self.scaled_weight = nn.Parameter(torch.zeros(len(unit)))
         self.register_buffer("unit", unit)
-
-    @classmethod
-    def of(cls, num_labels: int, edge_attr: Tensor | None) -> "FieldPrior":
-        """A prior whose unit is the standard deviation of features ``(num_edges, F)``."""
-        if edge_attr is None:
-            return cls(num_labels)
-        spread = edge_attr.double().std(0, correction=0)
-        return cls(num_labels, len(spread), unit=spread.where(spread > 0, 1.0))
 
     @property
     def weight(self) -> Tensor:
         """``(F,)``: :math:`\\beta`."""
-        return self.scaled_weight / self.unit
+        return self.scaled_weight / self.unit.to(self.scaled_weight)
 
     def forward(self, hood: Neighborhood, edge_attr: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``alpha`` ``(M, C)``, the same for every source, and ``logits`` ``(num_edges,)``."""
@@ -80,7 +69,7 @@ class FieldPrior(nn.Module):
         logits = alpha.new_zeros(hood.num_edges)
         if edge_attr is not None:
             expect("edge_attr", edge_attr, (hood.num_edges, len(self.unit)))
-            logits = edge_attr.to(self.unit) @ self.weight
+            logits = edge_attr.to(alpha) @ self.weight
         return alpha.expand(hood.num_sources, -1), logits
 
     def log_prior(self) -> Tensor:
@@ -96,22 +85,37 @@ class FieldPrior(nn.Module):
 def hidden_field(
     hood: Neighborhood, prior: nn.Module, emission: Emission, values: Values, data: Any, *inputs,
 ) -> Tensor:  # fmt: skip
-    r"""A hidden field as a Pyro program.
+    r"""A hidden field as a Pyro program, for example for SVI with
+    :class:`~pyro_nmm.guides.AutoNMM`.
 
     .. math::
 
         u \sim \mathrm{NMM}, \qquad w_i \sim p(w_i \mid u_i, \theta), \qquad \theta \sim p(\theta)
 
-    It has the sites ``c`` and ``y`` of an :func:`~pyro_nmm.models.nmm`, and the factors ``data``
-    and ``prior``. :class:`~pyro_nmm.guides.HiddenFieldGuide` has the guide.
+    It has the sites ``c`` and ``y`` of an :func:`~pyro_nmm.models.nmm`, and the factors ``data``,
+    a term for each node, and ``prior``.
 
+    >>> from pyro.infer import SVI, TraceGraph_ELBO
+    >>> from pyro.optim import Adam
+    >>> from pyro_nmm import sources
+    >>> from pyro_nmm.guides import AutoNMM
     >>> from pyro_nmm.models import NormalEmission
-    >>> hood, x = Neighborhood.grid(2, 2), torch.zeros(4, 1)
-    >>> values = {"mean": torch.tensor([[0.0], [1.0]]), "variance": torch.ones(2, 1)}
-    >>> program = hood, FieldPrior(num_labels=2), NormalEmission(2), values, x
-    >>> trace = pyro.poutine.trace(hidden_field).get_trace(*program)
-    >>> trace.nodes["y"]["value"].shape
-    torch.Size([4])
+    >>> hood = sources.grid(12, 12, stride=4)
+    >>> x = 3.0 * (torch.arange(144) % 12 >= 6)[:, None] + torch.randn(144, 1)
+    >>> emission, prior = NormalEmission(num_labels=2), FieldPrior(num_labels=2)
+    >>> start = emission.start(x, hood)
+    >>> def model():
+    ...     pyro.module("prior", prior)
+    ...     values = {key: pyro.param(key, start[key], emission.support[key]) for key in start}
+    ...     return hidden_field(hood, prior, emission, values, x)
+    >>> guide = AutoNMM(model)
+    >>> elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=0)
+    >>> svi = SVI(model, guide, Adam({"lr": 0.05}), elbo)
+    >>> losses = [svi.step() for _ in range(50)]
+    >>> pyro.param("mean").flatten().sort().values.round().int().tolist()
+    [0, 3]
+    >>> guide.posterior()["c"].marginals().shape
+    torch.Size([144, 2])
 
     :param prior: a :class:`FieldPrior`, or a network called as ``prior(hood, *inputs)`` for
         concentrations and logits; its own log prior density is ``prior.log_prior()``, if there.
@@ -126,9 +130,9 @@ def hidden_field(
         got = tuple(evidence.shape)
         raise ValueError(f"data and values must give evidence of shape (N, C) = {table}, got {got}")
     of_labels = evidence.expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    pyro.factor("data", of_labels.sum(-1))
-    log_prior = getattr(prior, "log_prior", lambda: 0.0)()
-    pyro.factor("prior", log_prior + emission.log_prior(values, data))
+    # A factor for each node, from which guides compute the evidence of labels.
+    pyro.sample("data", Unit(of_labels).to_event(1), obs=of_labels.new_empty(*y.shape, 0))
+    pyro.factor("prior", log_prior_of(prior) + emission.log_prior(values, data))
     return y
 
 
@@ -140,27 +144,9 @@ def without_relabel(outputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
     return alpha, logits
 
 
-def start_of(emission: Emission, data: Any, hood: Neighborhood, known: Tensor | None) -> Values:
-    """The emission's start. Known labels give names to labels that have none."""
-    values = emission.start(data, hood)
-    if known is None or getattr(emission, "named", False):
-        return values
-    probs, rows = emission.log_prob(values, data).softmax(-1), known >= 0
-    agree = probs.new_zeros(probs.shape[1], probs.shape[1])
-    place = matched(agree.index_add(0, known[rows].long(), probs[rows]))
-    if "types" in values:  # matrices are those of types
-        return values | {"types": values["types"][place]}
-    return emission.maximise(data, probs[:, place], values)
-
-
-def matched(agree: Tensor) -> Tensor:
-    """For each row of ``(C, C)`` a column of its own, the largest values first."""
-    left, place = agree.clone(), torch.zeros(len(agree), dtype=torch.long, device=agree.device)
-    for _ in range(len(agree)):
-        row, column = divmod(int(left.argmax()), len(agree))
-        place[row] = column
-        left[row], left[:, column] = -1, -1
-    return place
+def log_prior_of(prior: nn.Module) -> Tensor | float:
+    """The log prior density of a prior's own parameters; most networks have none."""
+    return getattr(prior, "log_prior", lambda: 0.0)()
 
 
 @dataclass(frozen=True)
@@ -180,8 +166,9 @@ class HiddenField:
     :ivar dict draws: the emission's parameters as drawn with these, ``(T, ...)`` each.
     :ivar float score: the mean over nodes of :math:`\\log p(w_i \\mid u_{-i})` in nats. It compares
         starts. For sources and emissions see :func:`~pyro_nmm.models.leave_one_out`.
-    :ivar tuple inputs: of the prior, beside the neighborhood.
     :ivar SweepRecord chains: effective sample sizes, and whether chains agree.
+    :ivar Tensor known: ``(N,)``, the known labels of the fit, if any.
+    :ivar tuple inputs: of the prior, beside the neighborhood, such as features of the edges.
     """
 
     hood: Neighborhood
@@ -193,7 +180,6 @@ class HiddenField:
     draws: Values
     score: float
     chains: SweepRecord
-    edge_attr: Tensor | None = None
     known: Tensor | None = None
     inputs: tuple = ()
 
@@ -221,41 +207,3 @@ class HiddenField:
     def __repr__(self) -> str:
         parts = f"hood={self.hood}, emission={self.emission}, score={self.score:.4g}"
         return f"HiddenField({parts}, {self.prior.extra_repr()})"
-
-
-def allowed_labels(known: Tensor | None, hood: Neighborhood, num_labels: int) -> Tensor:
-    """``(N, C)`` evidence of labels ``(N,)``: zero where unknown (-1) and for the known label, else
-    minus infinity."""
-    allowed = torch.zeros(hood.num_nodes, num_labels, device=hood.device)
-    if known is None:
-        return allowed
-    if known.dtype == torch.bool:
-        cure = "torch.where(mask, y, -1)"
-        raise ValueError(f"known must hold labels, -1 where unknown, not a mask: pass {cure}")
-    known = expect("known", known, (hood.num_nodes,), kind="labels", like=hood)
-    good = (known >= -1) & (known < num_labels)
-    expect_all("known", known, good, f"lie in 0..{num_labels - 1}, or be -1 where unknown")
-    other = known[:, None] != torch.arange(num_labels, device=hood.device)
-    return allowed.masked_fill(other & (known >= 0)[:, None], -torch.inf)
-
-
-def check_prior(prior: nn.Module | None, inputs: tuple, edge_attr: Any) -> None:
-    """Features of edges belong to :class:`FieldPrior`, and inputs to a network."""
-    if prior is not None and edge_attr is not None:
-        raise ValueError("give edge_attr or prior, not both: a network has inputs of its own")
-    if prior is None and inputs:
-        raise ValueError("inputs belong to prior: give a network as prior")
-
-
-def check_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | None:
-    """``(num_edges, F)`` features, also from ``(num_edges,)``, such as hops or distances."""
-    if edge_attr is None:
-        return None
-    edge_attr = as_tensor("edge_attr", edge_attr, hood.device)
-    if edge_attr.is_complex() or edge_attr.dim() not in (1, 2) or len(edge_attr) != hood.num_edges:
-        shape = f"({hood.num_edges},) or ({hood.num_edges}, F)"
-        raise ValueError(f"edge_attr must hold numbers of shape {shape}, got {edge_attr.shape}")
-    if not edge_attr.isfinite().all():
-        raise ValueError("edge_attr must be finite")
-    expect_device("edge_attr", edge_attr, hood.device)
-    return edge_attr.view(hood.num_edges, -1)

@@ -37,15 +37,7 @@ class Stars(NamedTuple):
 
     nodes: Tensor  #: ``(B,)`` node ids
     neighbors: Tensor  #: ``(B, D)`` places among the nodes that stay
-    logits: Tensor  #: ``(B, C^D, C)`` of a node's label, by its neighbours' labels, last fastest
-    sums: Tensor  #: ``(B, C^D)``: the logarithm of their sum over the node's label
-
-    def rows(self, value: Tensor, table: Tensor) -> Tensor:
-        """``(..., B, ...)``: rows of a table ``(B, C^D, ...)`` at labels ``(..., num_nodes)``."""
-        count, num_classes = self.neighbors.shape[1], self.logits.shape[-1]
-        digits = num_classes ** torch.arange(count - 1, -1, -1, device=value.device)
-        number = (value[..., self.neighbors] * digits).sum(-1)
-        return table[torch.arange(len(self.nodes), device=value.device), number]
+    sent: Tensor  #: ``(B, C^D, C)``, what neighbours of each labelling add to the node's terms
 
 
 class MarginalField(GraphDistribution):
@@ -121,19 +113,15 @@ class MarginalField(GraphDistribution):
             labels = enumerate_labels(count, field.num_classes, end.device)
             neighbors, weights = (values[here].view(len(nodes), count) for values in (end, weight))
             sent = torch.einsum("bd,kdc->bkc", weights, field.interaction[labels])
-            logits = field.unary[nodes].unsqueeze(1) + sent
-            yield Stars(nodes, neighbors, logits, logits.logsumexp(-1))
+            yield Stars(nodes, neighbors, sent)
 
     def log_potential(self, value: Tensor) -> Tensor:
-        r"""``(...)``: :math:`\log p^*(y_S)` of ``(..., num_nodes)`` labels. Cost: :math:`O(P)`."""
-        value = self._labels(value)
-        total = self.rest._log_potential(value)
-        for star in self.stars:
-            total = total + star.rows(value, star.sums).sum(-1)
-        return total.expand(torch.broadcast_shapes(total.shape, self.batch_shape))
-
-    def _labels(self, value: Tensor) -> Tensor:
-        return check_labels(self.rest, value, "a label for each node that stays")
+        r"""``(...)``: :math:`\log p^*(y_S)` of ``(..., num_nodes)`` labels. Cost: that of
+        :meth:`~PairwiseMRF.local_logits`."""
+        terms = self._logits_of_others(value).logsumexp(-1).sum(-1)
+        return (self.rest.log_potential(value) + terms).expand(
+            torch.broadcast_shapes(terms.shape, self.batch_shape)
+        )
 
     def expected_potential(self, mixture: NeighborMixture, num_samples: int = 8) -> Tensor:
         r"""An unbiased estimate of :math:`E_q[\log p^*(y_S)]` under a mixture, and of its gradient,
@@ -157,7 +145,8 @@ class MarginalField(GraphDistribution):
         total = self.rest.expected_potential(mixture)
         for star in self.stars:
             probs = _joint_labels(alpha, chosen[:, star.neighbors])
-            terms = (probs * star.sums).sum(-1)
+            sums = (self.field.unary[star.nodes].unsqueeze(1) + star.sent).logsumexp(-1)
+            terms = (probs * sums).sum(-1)
             score = log_attention[:, star.neighbors].sum(-1)
             baseline = others_mean(terms, [0])
             assert baseline is not None  # of two draws or more
@@ -167,30 +156,31 @@ class MarginalField(GraphDistribution):
 
     def conditional(self, value: Tensor) -> Tensor:
         """``(..., len(others), C)``: independent distributions of the others, given labels."""
-        # Writing into a tensor would leave the provenance of what is written behind.
-        (value, *tables), provenance = untracked(value, *(star.logits for star in self.stars))
-        value, unary = self._labels(value), untracked(self.field.unary)[0][0]
-        logits = unary.new_zeros(*value.shape[:-1], *unary.shape)
-        for star, table in zip(self.stars, tables, strict=True):
-            logits[..., star.nodes, :] = star.rows(value, table)
-        return track_provenance(logits[..., self.others, :].softmax(-1), provenance)
+        return self._logits_of_others(value).softmax(-1)
+
+    def _logits_of_others(self, value: Tensor) -> Tensor:
+        """``(..., len(others), C)``: no two others are neighbours, so the labels decide."""
+        value = check_labels(self.rest, value, "a label for each node that stays")
+        labels = one_hot(value, self.num_classes).to(self.field.unary)
+        every = labels.new_zeros(*value.shape[:-1], *self.field.unary.shape)
+        every = every.index_copy(-2, self.nodes, labels)
+        return self.field.local_logits(every).index_select(-2, self.others)
 
     @torch.no_grad()
     def complete(self, value: Tensor) -> Tensor:
         """``(..., N)``: labels ``(..., num_nodes)``, and draws of the others given them."""
-        value = self._labels(value)
-        (value, probs), provenance = untracked(value, self.conditional(value))
-        full = value.new_zeros(*value.shape[:-1], self.field.num_nodes, dtype=torch.long)
-        full[..., self.nodes] = value
-        full[..., self.others] = Categorical(probs).sample()
-        return track_provenance(full, provenance)
+        others = Categorical(self.conditional(value)).sample()
+        value = check_labels(self.rest, value, "a label for each node that stays")
+        # The order of the nodes after the two sets, and with this its inverse.
+        place = torch.cat([self.nodes, self.others]).argsort()
+        return torch.cat([value, others], -1).index_select(-1, place)
 
     def colors(self) -> list[Tensor]:
         """Sets of places among the nodes that stay without an interaction inside."""
         pairs = [self.rest.edges]
         for star in self.stars:
             count = star.neighbors.shape[1]
-            ends = torch.combinations(torch.arange(count, device=star.nodes.device))
+            ends = torch.combinations(torch.arange(count, device=star.neighbors.device))
             pairs.append(star.neighbors[:, ends].flatten(0, 1).T)
         return greedy_colors(torch.cat(pairs, 1).unique(dim=1), self.num_nodes)
 
@@ -198,12 +188,7 @@ class MarginalField(GraphDistribution):
         """The same nodes of the field with its interactions multiplied by ``share``."""
         new = self.expand(self.batch_shape)
         new.field, new.rest = self.field.scaled(share), self.rest.scaled(share)
-        stars = []
-        for star in self.stars:
-            unary = self.field.unary[star.nodes].unsqueeze(1)
-            logits = unary + share * (star.logits - unary)
-            stars.append(star._replace(logits=logits, sums=logits.logsumexp(-1)))
-        new.stars = tuple(stars)
+        new.stars = tuple(star._replace(sent=share * star.sent) for star in self.stars)
         return new
 
     def log_normalizer(self) -> Tensor:

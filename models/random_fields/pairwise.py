@@ -72,17 +72,12 @@ class PairwiseMRF(GraphDistribution):
 
     def log_potential(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log p^*(y)` of labels ``(..., N)``. Cost: :math:`O(N + P)`."""
-        total = self._log_potential(check_labels(self, value, "one label per node"))
-        return total.expand(torch.broadcast_shapes(total.shape, self.batch_shape))
-
-    def _log_potential(self, value: Tensor) -> Tensor:
-        """:meth:`log_potential` of labels that are checked."""
-        shape = torch.broadcast_shapes(value.shape[:-1], self.unary.shape[:-2])
+        value = check_labels(self, value, "one label per node")
+        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         labels = value.expand(*shape, -1).unsqueeze(-1)
         single = self.unary.expand(*shape, -1, -1).gather(-1, labels).squeeze(-1).sum(-1)
         first, second = (value.index_select(-1, nodes) for nodes in self.edges)
-        table = self.interaction.flatten()
-        pair = table[first * self.num_classes + second]
+        pair = self.interaction.flatten()[first * self.num_classes + second]
         return single + (self.strength * pair).sum(-1)
 
     def expected_potential(self, mixture: NeighborMixture) -> Tensor:
@@ -292,7 +287,7 @@ def annealed_log_normalizer(
     colors, betas = field.colors(), torch.linspace(0, 1, num_steps + 1).tolist()
     for before, beta in pairwise(betas):
         log_start = log_q.gather(-1, y[..., None]).double().sum((-2, -1))
-        weights += (beta - before) * (field._log_potential(y).double() - log_start)
+        weights += (beta - before) * (field.log_potential(y).double() - log_start)
         for color in colors:
             logits = (1 - beta) * log_q + beta * field.local_logits(classes[y])
             logits = logits.index_select(-2, color)
@@ -351,25 +346,24 @@ def _coupled(
 def _check(edges: Tensor, unary: Tensor, strength: Tensor, interaction: Tensor) -> None:
     expect("edges", edges, (2, "P"), kind="integers")
     expect("unary", unary, ("...", "N", ("C", 2)), kind="float", note="C >= 2")
-    num_nodes, num_classes = unary.shape[-2:]
-    for name, tensor in (("strength", strength), ("interaction", interaction)):
-        expect(name, tensor)
-        if tensor.dtype != unary.dtype or tensor.device != unary.device:
-            got = f"{tensor.dtype} on {tensor.device}"
-            raise ValueError(f"{name} must be {unary.dtype} on {unary.device}, as unary, got {got}")
+    expect("strength", strength)
+    num_edges, (num_nodes, num_classes) = edges.shape[1], unary.shape[-2:]
+    expect("interaction", interaction, (num_classes, num_classes), note="the columns of unary")
     plain, _ = untracked(unary, strength, interaction)
-    cure = ": for labels that cannot be, give 100 less than the largest term, not -inf"
     for name, part in zip(("unary", "strength", "interaction"), plain, strict=True):
+        if part.dtype != unary.dtype or part.device != unary.device:
+            got = f"{part.dtype} on {part.device}"
+            raise ValueError(f"{name} must be {unary.dtype} on {unary.device}, as unary, got {got}")
+        cure = ": for labels that cannot be, give 100 less than the largest term, not -inf"
         expect_all(name, part, part.isfinite(), "be finite", cure * bool(part.isneginf().any()))
     if (bad := out_of_range(edges, num_nodes)) is not None:
         raise ValueError(f"edges must hold node ids in 0..{num_nodes - 1}, got {bad}")
-    keys = edges.long().min(0).values * num_nodes + edges.long().max(0).values
-    if (edges[0] == edges[1]).any() or len(keys.unique()) < len(keys):
+    low, high = edges.long().sort(0).values
+    if (low == high).any() or len((low * num_nodes + high).unique()) < num_edges:
         cure = "pass remove_self_loops(edges.sort(0).values.unique(dim=1))[0], of PyG"
         raise ValueError(f"edges must hold every pair of different nodes once: {cure}")
-    if strength.dim() < 1 or strength.shape[-1] not in (1, edges.shape[1]):
-        must = f"shape (..., {edges.shape[1]}), one number per edge, or (..., 1)"
+    if strength.dim() < 1 or strength.shape[-1] not in (1, num_edges):
+        must = f"shape (..., {num_edges}), one number per edge, or (..., 1)"
         raise ValueError(f"strength must have {must}, got {tuple(strength.shape)}")
-    expect("interaction", interaction, (num_classes, num_classes), note="the columns of unary")
     cure = ": edges have no direction, so the table equals its transpose"
     expect_all("interaction", plain[2], plain[2] == plain[2].T, "be symmetric", cure)

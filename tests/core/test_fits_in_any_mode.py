@@ -23,7 +23,6 @@ from pyro_nmm.datasets import link_split
 from pyro_nmm.guides import (
     AmortizedNMM,
     DGLFRMGuide,
-    HiddenFieldGuide,
     fit_links,
     fit_mixture,
     fit_nmm,
@@ -151,13 +150,6 @@ def hidden(there, network=False):
     yield [field.probs, leave_one_out(field, data.x, 2), *numbers(field.prior)]
 
 
-def program(there):
-    data, hood = there(*graph())
-    pair = HiddenFieldGuide(NormalEmission(2), hood, data.x)
-    yield
-    yield [pair.field(num_draws=2, num_sweeps=2).probs, *pair.values().values()]
-
-
 def independent(there):
     field, _ = square(there)
     yield
@@ -178,7 +170,6 @@ FITS = {
     "Annotators": annotators,
     "fit_field": hidden,
     "fit_field of a network": partial(hidden, network=True),
-    "HiddenFieldGuide": program,
     "mean_field": independent,
 }
 #: Where arguments are made, and where the fit runs; each pair is compared with a fit without any.
@@ -230,10 +221,10 @@ def test_programs_made_in_inference_mode_are_trained_outside():
         with making():
             hood = Neighborhood(data.edge_index, 12)
             network = NMMNetwork(GCN(3, 4, 2, 4), num_classes=2)
-            pair = HiddenFieldGuide(NormalEmission(2), hood, data.x, prior=network, inputs=inputs)
-        elbo = TraceGraph_ELBO(num_particles=2, vectorize_particles=True, max_plate_nesting=0)
+            pair = AmortizedNMM(hood, network)
+        elbo = TraceGraph_ELBO(num_particles=2, vectorize_particles=True)
         svi = SVI(pair.model, pair.guide, Adam({"lr": 0.1}), elbo)
-        losses = [svi.step() for _ in range(3)]
+        losses = [svi.step(*inputs, y=data.y) for _ in range(3)]
         return [torch.tensor(losses), *network.parameters()]
 
     found, usual = trained(torch.inference_mode), trained(nullcontext)

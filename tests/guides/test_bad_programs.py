@@ -33,7 +33,6 @@ from pyro_nmm.models import (
     grid_edges,
     ising,
     leave_one_out,
-    sample_field,
 )
 from pyro_nmm.models.hidden import FieldPrior, hidden_field
 
@@ -165,12 +164,10 @@ def link_logits(*inputs):
             HOOD, FieldPrior(2), EMISSION, VALUES, DATA[:3]), "data and values must give evidence"),
         (lambda: fit_field(EMISSION, HOOD, DATA, "far"),
          "edge_attr must be a tensor, an array or a nested list"),
-        (lambda: FieldPrior(2, 1)(HOOD, DISTANCE), r"must have shape \(17, 1\), got \(17,\)"),
-        (lambda: FieldPrior(2, 1, unit=[0.0]), "unit must be positive and finite, got 0"),
+        (lambda: FieldPrior(2, DISTANCE), r"edge_attr must have shape \(num_edges, F\), got"),
+        (lambda: FieldPrior(2, DISTANCE[:, None])(HOOD, DISTANCE),
+         r"must have shape \(17, 1\), got \(17,\)"),
         (lambda: leave_one_out(FieldPrior(2), DATA), "field must be a HiddenField"),
-        (lambda: sample_field(EMISSION, HOOD, DATA, FieldPrior(2),
-                              {name: value[:1] for name, value in VALUES.items()}),
-         r"evidence of emission must have shape \(5, 2\), got \(5, 1\)"),
     ],
 )  # fmt: skip
 def test_refusals(run, match):

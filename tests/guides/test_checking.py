@@ -19,13 +19,12 @@ from torch import nn
 
 from pyro_nmm.guides import (
     AmortizedNMM,
-    HiddenFieldGuide,
     MixtureGuide,
     check_program,
     evidence_guide,
     ordered_guide,
 )
-from pyro_nmm.models import FreeNMM, NormalEmission, nmm, node_plate
+from pyro_nmm.models import FreeNMM, nmm, node_plate
 
 
 def check(write, **options):
@@ -100,7 +99,6 @@ def test_pairs_of_this_library():
     for pair, labels in (
         (AmortizedNMM(PATH, FreeNMM(PATH, 2)), {"y": Y}),
         (AmortizedNMM(PATH, Random()), {"y": Y}),
-        (HiddenFieldGuide(NormalEmission(2), PATH, X[:, None]), {}),
     ):
         check_program(pair.model, pair.guide, **labels)
         assert not pyro.get_param_store().keys()  # as before

@@ -9,6 +9,7 @@ import pyro
 import pytest
 import torch
 from crowds import answers_to
+from emissions import sampled
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm import Neighborhood, NeighborMixture, sources
@@ -19,7 +20,6 @@ from pyro_nmm.models import (
     accuracy,
     fit_field,
     information,
-    sample_field,
 )
 from pyro_nmm.models.hidden import mixture_em
 
@@ -83,7 +83,7 @@ def test_intervals_cover():
         confusion = torch.distributions.Dirichlet(rows).sample()
         answers = torch.distributions.Categorical(confusion[:, truth]).sample().T
         answers = answers.masked_fill(torch.rand(144, 16) < 0.6, -1)
-        field = sample_field(emission, hood, answers, prior, {"confusion": confusion})
+        field = sampled(emission, hood, answers, prior, {"confusion": confusion})
         quality = accuracy(field, level=0.9)
         shares = torch.bincount(truth, minlength=3) / 144
         right = confusion.diagonal(dim1=1, dim2=2) @ shares

@@ -81,7 +81,7 @@ def test_a_walk_is_label_spreading():
 def test_a_walk_over_sources_follows_the_attention():
     hood, hops = sources.hops(EDGES, 256)
     field = fitted(answers_to(TRUTH, [0.8, 0.7]), edge_attr=hops, graph=hood)
-    logits = field.prior(hood, field.edge_attr)[1].detach().double()
+    logits = field.prior(hood, *field.inputs)[1].detach().double()
     weight = torch.zeros(256, hood.num_sources).double()
     weight[hood.target, hood.source] = hood.log_softmax(logits).exp()
     step = weight @ (weight / weight.sum(0)).T

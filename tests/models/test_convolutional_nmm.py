@@ -30,7 +30,6 @@ def test_convolutional_network_knows_the_groups(groups):
 
 @pytest.mark.parametrize("edge", [0, 8 * 9])  # the first across, the first down
 def test_strength_of_an_edge_is_read_at_its_first_pixel(edge):
-    torch.manual_seed(0)
     network, hood = trained(kernel=1), Neighborhood.grid(8, 10)
     edges, outputs = grid_edges(8, 10), []
     for value in (0.4, 2.0):
@@ -41,7 +40,6 @@ def test_strength_of_an_edge_is_read_at_its_first_pixel(edge):
 
 def test_convolutional_network():
     """Shifting a field by two pixels, which keeps the groups of the order, shifts the NMM."""
-    torch.manual_seed(0)
     network = trained(kernel=3)
     fields = torch.randn(8, 10)
     hood = Neighborhood.grid(8, 10)

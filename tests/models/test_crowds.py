@@ -13,7 +13,6 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import digits
 from pyro_nmm.models import Annotators, NormalEmission, accuracy, fit_field
 from pyro_nmm.models.annotators.answers import Entries
-from pyro_nmm.models.hidden.field import matched, start_of
 
 EDGES, PLACES = grid(12, 12)
 HALVES = (PLACES[:, 0] >= 6).long()
@@ -222,26 +221,6 @@ def test_known_labels_name_labels(kind):
             found = people.fit(EDGES, answers, known=known, num_starts=1, **QUICK)
         hits.append((found.predict() == HALVES).double().mean())
     assert min(hits) > 0.8
-
-
-class Rotated(NormalEmission):
-    """Whose start has three labels in another order."""
-
-    def start(self, data, hood):
-        return {"mean": torch.tensor([[9.0], [18.0], [0.0]]), "variance": torch.ones(3, 1)}
-
-
-def test_known_labels_name_three_labels():
-    """Two orders of two labels are their own inverse."""
-    truth = torch.arange(60) % 3
-    x, known = 9.0 * truth[:, None] + torch.randn(60, 1), truth.where(torch.arange(60) < 12, -1)
-    mean = start_of(Rotated(3), x, Neighborhood.grid(6, 10), known)["mean"][:, 0]
-    torch.testing.assert_close(mean, torch.tensor([0.0, 9.0, 18.0]), atol=1.5, rtol=0)
-
-
-def test_matched():
-    agree = torch.tensor([[1.0, 5.0, 0.0], [4.0, 6.0, 0.0], [0.0, 0.0, 0.0]])
-    assert matched(agree).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("aligned", "starts"), [(True, 1), (False, 5)])

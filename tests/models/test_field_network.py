@@ -3,18 +3,13 @@
 
 """A hidden field whose prior is a network of node features."""
 
-import itertools
-
-import pyro
 import pytest
 import torch
-from pyro.infer import TraceGraph_ELBO
 from torch import nn
 from torch_geometric.nn import MLP
 from torch_geometric.utils import add_self_loops, grid
 
-from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
-from pyro_nmm.guides import HiddenFieldGuide
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.models import (
     Annotators,
     FreeNMM,
@@ -25,8 +20,7 @@ from pyro_nmm.models import (
 )
 from pyro_nmm.models.hidden.em import FieldChains
 from pyro_nmm.ops.enumeration import enumerate_labels
-from pyro_nmm.ops.gibbs import sweep
-from pyro_nmm.ops.sampling import draw_entries
+from pyro_nmm.ops.gibbs import sweeps
 
 EDGES, _ = grid(12, 12)
 
@@ -60,7 +54,7 @@ def test_gradient_is_that_of_the_evidence(known):
     values = {"confusion": torch.tensor([[[0.8, 0.2], [0.3, 0.7]], [[0.6, 0.4], [0.1, 0.9]]])}
     if known is not None:
         answers[2] = -1  # nothing is known of one node
-    chains = FieldChains(emission, hood, answers, None, 400, known, network, (x,))
+    chains = FieldChains(emission, hood, answers, known, (x,), num_chains=400)
     evidence = chains.evidence(values)
 
     labels = enumerate_labels(4, 2)
@@ -69,9 +63,9 @@ def test_gradient_is_that_of_the_evidence(known):
     exact = torch.autograd.grad((log_prior + log_data).logsumexp(0), list(network.parameters()))
 
     terms, found = chains.terms(network, values), []
-    draw = draw_entries(hood, terms, chains.uniforms())
+    draw = chains.first(terms)
     for step in range(60):
-        draw = sweep(hood, terms, draw, chains.uniforms(3)).draw
+        draw = sweeps(hood, terms, draw, 3).draw
         if step >= 10:
             loss = -4 * chains.loss(network, draw)
             found.append(torch.autograd.grad(loss, list(network.parameters())))
@@ -79,67 +73,6 @@ def test_gradient_is_that_of_the_evidence(known):
         draws = torch.stack([each[place] for each in found])
         error = draws.std(0) / len(draws) ** 0.5
         assert ((draws.mean(0) - expected).abs() < 4 * error + 1e-3).all()
-
-
-def test_gradient_of_svi_is_that_of_the_bound():
-    """Towards network and confusion matrices: the enumerated gradient, in standard errors."""
-    torch.set_default_dtype(torch.double)
-    edges = add_self_loops(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))[0]
-    hood, x, network, emission = Neighborhood(edges, 3), torch.randn(3, 2), Linear(), Annotators(2)
-    answers = torch.tensor([[0, 1], [0, 0], [1, -1]])
-    pair = HiddenFieldGuide(emission, hood, answers, prior=network, inputs=(x,))
-    pyro.clear_param_store()
-    logits = pair.values()["confusion"].log().detach().requires_grad_()
-    parameters = [*network.parameters(), logits]
-
-    def values():
-        return {"confusion": logits.softmax(-1)}
-
-    pair.values = values
-    elbo = TraceGraph_ELBO(500, vectorize_particles=True, max_plate_nesting=0)
-    found = []
-    for _ in range(60):
-        for each in parameters:
-            each.grad = None
-        elbo.loss_and_grads(pair.model, pair.guide)
-        found.append([-each.grad.clone() for each in parameters])
-    choices = [hood.source[hood.target == node].tolist() for node in range(3)]
-    c = torch.tensor(list(itertools.product(*choices)))
-    u = torch.tensor(list(itertools.product(range(2), repeat=3)))
-    both = torch.stack([c[:, None].expand(-1, 8, -1), u.expand(len(c), -1, -1)], -2).flatten(0, 1)
-    given = hood, *network(hood, x), emission.log_prob(values(), answers)
-    bound = torch.zeros(())
-    for order in itertools.permutations(range(3)):  # each step of SVI draws one
-        q = EvidenceConditional(*given, order=torch.tensor(order))
-        weight = q.log_prob(both).exp()
-        assert weight.sum().item() == pytest.approx(1.0)
-        bound = bound + (weight * q.log_evidence(both).sum(-1)).sum() / 6
-    exact = torch.autograd.grad(bound + emission.log_prior(values(), answers), parameters)
-    for place, expected in enumerate(exact):
-        draws = torch.stack([each[place] for each in found])
-        error = draws.std(0) / len(draws) ** 0.5
-        assert ((draws.mean(0) - expected).abs() < 4 * error + 1e-6).all()
-
-
-def test_model_and_guide_share_dropout():
-    """One run of the network a step; the fitted pair is a field with the network as its prior."""
-    calls = []
-
-    class Noisy(Linear):
-        def forward(self, hood, x):
-            calls.append(self.training)
-            return super().forward(hood, nn.functional.dropout(x, 0.5, self.training))
-
-    hood, x = Neighborhood(EDGES, 144), torch.randn(144, 2)
-    answers = torch.randint(2, (144, 3))
-    pair = HiddenFieldGuide(Annotators(2), hood, answers, prior=Noisy(), inputs=(x,))
-    pyro.clear_param_store()
-    TraceGraph_ELBO(2, vectorize_particles=True, max_plate_nesting=0).loss(pair.model, pair.guide)
-    assert calls == [True]
-    field = pair.field(num_draws=2, num_sweeps=2)
-    assert field.probs.shape == (144, 2)
-    assert field.prior.training is False
-    torch.testing.assert_close(field.mixture().alpha, pair.prior.eval()(hood, x)[0])
 
 
 def test_a_network_finds_labels_from_features():
@@ -163,9 +96,8 @@ def test_a_network_finds_labels_from_features():
     )
     right = [(each.predict() == truth).float().mean() for each in (plain, field)]
     assert right[1] > right[0] + 0.1
-    assert all(
-        torch.equal(*pair) for pair in zip(network.parameters(), before, strict=True)
-    )  # a copy was trained
+    pairs = zip(network.parameters(), before, strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)  # a copy was trained
     alpha = field.mixture().alpha
     assert (alpha.argmax(1) == truth).float().mean() > 0.6
     marginals = field.latents(answers).posterior(8, num_sweeps=10).marginals()
@@ -190,7 +122,6 @@ class Network(nn.Module):
     def __init__(self, relabel=None):
         super().__init__()
         self.alpha, self.relabel = nn.Parameter(torch.ones(144, 2)), relabel
-        self.dropout = nn.Dropout()
 
     def forward(self, hood):
         return self.alpha.exp(), torch.zeros(hood.num_edges), self.relabel
@@ -198,27 +129,14 @@ class Network(nn.Module):
 
 def test_edges_of_a_field_do_not_relabel():
     hood, x = Neighborhood.grid(12, 12), torch.randn(144, 1)
-    bad = Network(torch.arange(2).expand(hood.num_edges, 2))
-    error = pytest.raises(ValueError, match="prior must return alpha and logits alone")
-    with error:
-        fit_field(NormalEmission(2), hood, x, prior=bad, num_steps=2, num_draws=2)
-    pair = HiddenFieldGuide(NormalEmission(2), hood, x, prior=bad)
-    with error:
-        pair.guide()
+    bad, emission = Network(torch.arange(2).expand(hood.num_edges, 2)), NormalEmission(2)
     values = {"mean": torch.tensor([[0.0], [1.0]]), "variance": torch.ones(2, 1)}
-    with error:
-        hidden_field(hood, bad, NormalEmission(2), values, x)
-
-
-def test_a_field_leaves_the_network_in_training():
-    hood, x = Neighborhood.grid(12, 12), torch.randn(144, 1)
-    pair = HiddenFieldGuide(NormalEmission(2), hood, x, prior=Network())
-    field = pair.field(num_draws=2, num_sweeps=2)
-    assert pair.network.training
-    assert pair.network.dropout.training
-    with torch.no_grad():
-        pair.network.alpha.zero_()
-    assert field.prior.alpha.mean() == 1  # a field does not change
+    for run in (
+        lambda: fit_field(emission, hood, x, prior=bad, num_steps=2, num_draws=2),
+        lambda: hidden_field(hood, bad, emission, values, x),
+    ):
+        with pytest.raises(ValueError, match="prior must return alpha and logits alone"):
+            run()
 
 
 def test_a_network_on_a_graph_of_edges():
@@ -227,10 +145,8 @@ def test_a_network_on_a_graph_of_edges():
 
     class Alone(Network):
         def forward(self, hood):
-            return torch.ones(hood.num_sources, 2) * self.alpha[:1].exp(), torch.zeros(
-                hood.num_edges
-            )
+            alpha = torch.ones(hood.num_sources, 2) * self.alpha[:1].exp()
+            return alpha, torch.zeros(hood.num_edges)
 
-    assert Annotators(2).fit(
-        EDGES, answers, prior=Alone(), num_steps=2, num_draws=2
-    ).probs.shape == (144, 2)
+    found = Annotators(2).fit(EDGES, answers, prior=Alone(), num_steps=2, num_draws=2)
+    assert found.probs.shape == (144, 2)

@@ -36,15 +36,10 @@ def random_field(seed, num_nodes, num_classes, batch=()):
     torch.manual_seed(seed)
     graph = nx.gnp_random_graph(num_nodes, 0.5, seed=seed)
     edges = torch.tensor(list(graph.edges), dtype=torch.long).view(-1, 2).T
-    flip = torch.rand(edges.shape[1]) < 0.5
-    edges = torch.where(flip, edges.flip(0), edges)
+    edges = torch.where(torch.rand(edges.shape[1]) < 0.5, edges.flip(0), edges)
     interaction = torch.randn(num_classes, num_classes)
-    return PairwiseMRF(
-        edges,
-        torch.randn(*batch, num_nodes, num_classes),
-        torch.randn(*batch, edges.shape[1]),
-        interaction + interaction.T,
-    )
+    unary, strength = torch.randn(*batch, num_nodes, num_classes), torch.randn(*batch, len(edges.T))
+    return PairwiseMRF(edges, unary, strength, interaction + interaction.T)
 
 
 def by_hand(field, y):
@@ -59,11 +54,14 @@ def by_hand(field, y):
 @given(st.integers(0, 2**31 - 1), st.integers(1, 7), st.integers(2, 3))
 def test_exact_against_enumeration(seed, num_nodes, num_classes):
     field = random_field(seed, num_nodes, num_classes)
-    everything = labellings(num_nodes, num_classes)
+    everything, strength = labellings(num_nodes, num_classes), field.strength.requires_grad_()
     potential = field.log_potential(everything)
     torch.testing.assert_close(potential[-1], by_hand(field, everything[-1]))
-    log_z = potential.logsumexp(0)
-    torch.testing.assert_close(field.log_normalizer(), log_z)
+    log_z, found = potential.logsumexp(0), field.log_normalizer()
+    torch.testing.assert_close(found, log_z)
+    if field.num_edges:
+        torch.testing.assert_close(*(torch.autograd.grad(z, strength)[0] for z in (found, log_z)))
+    potential, log_z = potential.detach(), log_z.detach()
     probs = (potential - log_z).exp()
     torch.testing.assert_close(field.log_prob(everything).exp(), probs)
     onehot = torch.eye(num_classes)[everything]
@@ -81,14 +79,6 @@ def test_batches():
         one = PairwiseMRF(field.edges, field.unary[b, 0], field.strength[b, 0], field.interaction)
         torch.testing.assert_close(log_prob[b], one.log_prob(y[b]))
         torch.testing.assert_close(field.marginals()[b, 0], one.marginals())
-
-
-def test_derivative_by_the_coupling():
-    coupling = torch.tensor(0.3, requires_grad=True)
-    field = ising(grid_edges(2, 3), coupling, torch.randn(6))
-    (gradient,) = torch.autograd.grad(field.log_normalizer(), coupling)
-    log_z = field.log_potential(labellings(6)).logsumexp(0)
-    torch.testing.assert_close(gradient, torch.autograd.grad(log_z, coupling)[0])
 
 
 @pytest.mark.parametrize(("coupling", "log_z"), [(0.3, 225.5606), (0.5, 271.0859)])
@@ -193,29 +183,24 @@ def test_annealing_warns(coupling, steps, match):
 @pytest.mark.parametrize("name", ["unary", "strength", "interaction"])
 def test_what_cannot_be(name):
     """The cure of an error: queries are those of a sum that leaves out what cannot be."""
-    parts = {
-        "edges": EDGES, "unary": torch.randn(4, 2), "strength": torch.ones(4),
-        "interaction": torch.ones(2, 2) - torch.eye(2),
-    }  # fmt: skip
-    place = {"unary": (2, 1), "strength": 3, "interaction": (1, 1)}[name]
-    parts[name][place] = -torch.inf
+    table = torch.ones(2, 2) - torch.eye(2)
+    parts = {"unary": torch.randn(4, 2), "strength": torch.ones(4), "interaction": table}
+    parts[name].flatten()[-1] = -torch.inf
     with pytest.raises(ValueError, match=f"{name} must be finite.*give 100 less than the largest"):
-        PairwiseMRF(**parts)
-    parts[name][place] = parts[name].clamp(min=-100).max() - 100
-    field, everything = PairwiseMRF(**parts), labellings(4, 2)
+        PairwiseMRF(EDGES, **parts)
+    parts[name].flatten()[-1] = parts[name].clamp(min=-100).max() - 100
+    field, everything = PairwiseMRF(EDGES, **parts), labellings(4, 2)
     possible = everything[field.log_potential(everything) > -50]
     assert 0 < len(possible) < 16
     log_z = field.log_potential(possible).logsumexp(0)
     torch.testing.assert_close(field.log_normalizer(), log_z)
     probs = (field.log_potential(possible) - log_z).exp()
-    onehot = torch.eye(2)[possible]
-    torch.testing.assert_close(field.marginals(), torch.einsum("q,qnc->nc", probs, onehot))
+    torch.testing.assert_close(field.marginals()[:, 1], probs @ possible.double())
 
 
-@pytest.mark.parametrize("order", [slice(None), [1, 0]])
-def test_cure_of_pairs_in_both_directions(order):
+def test_cure_of_pairs_in_both_directions():
     """Also of pairs that all have the larger node first, and of self-loops."""
-    listed = torch.cat([EDGES[order], EDGES[order][:, :2], torch.ones(2, 1).long()], 1)
+    listed = torch.cat([EDGES.flip(0), EDGES[:, :2], torch.ones(2, 1).long()], 1)
     with pytest.raises(ValueError, match="pass remove_self_loops") as error:
         potts(listed, 1.0, UNARY)
     cure = str(error.value).split("pass ")[1].removesuffix(", of PyG")
@@ -276,40 +261,30 @@ EVEN, FIELD = UNARY + 0.5, potts(EDGES, 1.0, UNARY)
 BATCH = potts(EDGES, torch.ones(2, 1), UNARY)
 
 
-def potential_of(height, width, dtype):
-    hood = Neighborhood.grid(height, width)
+def mixture(hood):
     alpha, logits = torch.ones(hood.num_nodes, 2), torch.zeros(hood.num_edges)
-    FIELD.expected_potential(NeighborMixture(hood, alpha.to(dtype), logits.to(dtype)))
+    return NeighborMixture(hood, alpha.float(), logits.float())
 
 
 @pytest.mark.parametrize(
     ("run", "match"),
     [
         (lambda: potts(torch.cat([EDGES, EDGES.flip(0)], 1), 1.0, UNARY), "every pair .* once"),
-        (lambda: potts(torch.tensor([[1], [1]]), 1.0, UNARY), "edges must hold every pair"),
         (lambda: potts(torch.tensor([[1], [4]]), 1.0, UNARY), r"must hold node ids in 0\.\.3"),
-        (lambda: potts(EDGES.T, 1.0, UNARY), r"edges must have shape \(2, P\)"),
-        (lambda: potts(EDGES.float(), 1.0, UNARY), "edges must hold integers"),
-        (lambda: potts(EDGES, 1.0, torch.zeros(4, 1)), "unary must have shape"),
         (lambda: potts(EDGES, torch.zeros(3), UNARY), "strength must have shape"),
-        (lambda: ising(EDGES, 0.7, torch.zeros(4).long()), "field must be a floating-point"),
-        (lambda: ising(EDGES, 0.3, -torch.inf * torch.ones(4)), "unary must be finite.*-inf"),
         (lambda: PairwiseMRF(EDGES, UNARY, torch.ones(1), torch.tensor([[0.0, 1], [2, 0]])),
          r"interaction must be symmetric, got 1. at \[0, 1\]: edges have no direction"),
         (lambda: PairwiseMRF(EDGES, UNARY, torch.ones(1), torch.eye(3)),
          r"interaction must have shape \(2, 2\), the columns of unary, got \(3, 3\)"),
         (lambda: PairwiseMRF(EDGES, UNARY, torch.ones(1), torch.eye(2).float()),
          r"interaction must be torch\.float64"),
-        (lambda: ising_posterior(torch.zeros(4)), "image must have shape"),
         (lambda: ising(grid_edges(30, 30), 0.4, torch.zeros(900)).log_normalizer(),
          "log_potential, .*annealed_log_normalizer of .*, or for marginals .*fit_mixture"),
         (lambda: BATCH.sample(), "sample needs a field without batch"),
-        (lambda: FIELD.log_potential(torch.zeros(2).long()), "value must have shape"),
-        (lambda: potential_of(1, 2, torch.double), "mixture must have 4 nodes"),
-        (lambda: potential_of(2, 2, torch.float), r"mixture must be torch\.float64"),
-        (lambda: annealed_log_normalizer(FIELD, EVEN, 0), "num_steps must be .* at least 1"),
-        (lambda: annealed_log_normalizer(FIELD, EVEN, 9, 1), "num_chains must be .* at least 2"),
-        (lambda: annealed_log_normalizer(FIELD, EVEN[:3]), "start must have shape"),
+        (lambda: FIELD.expected_potential(mixture(Neighborhood.grid(1, 2))),
+         "mixture must have 4 nodes"),
+        (lambda: FIELD.expected_potential(mixture(Neighborhood.grid(2, 2))),
+         r"mixture must be torch\.float64"),
         (lambda: mean_field(FIELD, EVEN), r"starts must have shape \(S, "),
         (lambda: mean_field(BATCH), "must be a PairwiseMRF without batch"),
         *((lambda field=field: annealed_log_normalizer(field, EVEN),
