@@ -84,7 +84,7 @@ def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
     """Answers of a tensor, an array or a data frame, wide or long; text labels are sorted."""
     annotators, categories, labels = None, set(), None
     if hasattr(data, "tocsr") or getattr(data, "layout", torch.strided) != torch.strided:
-        cure = f"pass a dense one with -1 for missing ones, or a data frame{long_form([])}"
+        cure = f"pass a dense one with -1 for missing ones, or a data frame with {sorted(LONG)}"
         raise ValueError(f"answers is a sparse matrix, in which label 0 may be missing: {cure}")
     if hasattr(data, "columns"):
         kinds = [data["label"].dtype] if is_long(data) else data.dtypes
@@ -92,15 +92,11 @@ def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
         data = _wide(data, num_nodes) if is_long(data) else data
         annotators = list(data.columns)
     check_order("answers", data)
-    try:
-        array = _array("answers", data)
-    except ValueError as error:
-        raise ValueError(f"{error}{long_form(annotators)}") from None
+    array = _array("answers", data)
     if is_text(array):
         array, labels = _text_as_numbers(array, categories)
     must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
-    hint = long_form(annotators)
-    table = _integers("answers", array, (num_nodes, "M"), device, must, hint)
+    table = _integers("answers", array, (num_nodes, "M"), device, must)
     silent = (table == -1).all(0)
     if table.numel() and silent.all():
         raise ValueError("answers holds no answer: all are -1 or NaN")
@@ -119,10 +115,12 @@ def is_text(array: Any) -> bool:
     return isinstance(array, np.ndarray) and array.dtype.kind in "OUT"
 
 
-def long_form(columns: list | None) -> str:
-    """What an error adds about a data frame, which may have a row for each answer."""
-    hint = "; a row for each answer needs the columns task, worker, label"
-    return "" if columns is None else f"{hint}{f', got {columns[:8]}' if columns else ''}"
+def long_form(data: Any) -> str:
+    """What an error adds about a data frame, which may be meant to have a row for each answer."""
+    if not hasattr(data, "columns") or is_long(data):
+        return ""
+    columns = list(data.columns)[:8]
+    return f"; a row for each answer needs the columns task, worker, label, got {columns}"
 
 
 def _array(name: str, data: Any) -> Any:
@@ -163,9 +161,7 @@ def _no_name(answer: Any) -> bool:
     return answer in ("-1", "") if isinstance(answer, str) else is_missing(answer)
 
 
-def _integers(
-    name: str, data: Any, shape: tuple, device: torch.device, must: str, hint: str = ""
-) -> Tensor:
+def _integers(name: str, data: Any, shape: tuple, device: torch.device, must: str) -> Tensor:
     """A tensor or an array of numbers as ``torch.long``, in which NaN is -1."""
     if isinstance(data, np.ndarray) and data.dtype.kind in "iuf":
         data = as_tensor(name, data, device)
@@ -173,7 +169,7 @@ def _integers(
         kind = data.dtype if isinstance(data, Tensor | np.ndarray) else type(data)
         raise ValueError(f"{must}, got {kind}")
     if data.shape[:1] != shape[:1] or data.dim() != len(shape):
-        raise ValueError(f"{must}, got {tuple(data.shape)}{hint}")
+        raise ValueError(f"{must}, got {tuple(data.shape)}")
     expect_device(name, data, device)
     if data.is_floating_point():
         data = data.masked_fill(data.isnan(), -1)
@@ -217,6 +213,5 @@ def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
     number = answers.shape[0] if hasattr(answers, "shape") else len(answers)
     if top >= number:  # nodes without edges have answers
         must = f"answers must have a row for each node, got {number}: -1 or NaN is no answer"
-        columns = list(answers.columns) if hasattr(answers, "columns") else None
-        raise ValueError(f"edge_index holds node id {top}, but {must}{long_form(columns)}")
+        raise ValueError(f"edge_index holds node id {top}, but {must}{long_form(answers)}")
     return edges, number
