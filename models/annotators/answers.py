@@ -93,7 +93,8 @@ def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
         annotators = list(data.columns)
     array = _array("answers", data)
     if _is_text(array):
-        labels = sorted({*(name for name in array.flat if not _is_no_name(name)), *categories})
+        names = {str(name) for name in array.flat if not _is_no_name(name)}
+        labels = sorted(names | categories)
         array = _numbered("answers", array, labels)
     must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
     table = _integers("answers", array, (num_nodes, "M"), device, must)
