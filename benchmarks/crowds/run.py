@@ -27,14 +27,12 @@ from torch_geometric.nn import GCN
 from torch_geometric.utils import to_undirected
 
 from benchmarks.crowds.cases import cases
-from benchmarks.crowds.panels import PANELS, known_number, numbers, panel
 from benchmarks.latent import AnnotatedPotts, Found, grid_mixture, majority, noisy, spread_labels
 from benchmarks.nodes import load, node_scores
 from benchmarks.shared.graphs import descend
 from benchmarks.shared.records import RESULTS, Records, command
 from pyro_nmm.fitting import minimise
 from pyro_nmm.models import Annotators, Consensus, accuracy
-from pyro_nmm.models.annotators import excess_agreement
 from pyro_nmm.models.hidden import mixture_em
 
 #: A classifier, and the features that it sees.
@@ -136,24 +134,12 @@ SETS: dict[str, Callable[[Path, int], Data]] = {
 #: The annotator that is alone, of the sets with classifiers.
 ALONE = {"digits": 6, "cora": 2, "pubmed": 2, "citeseer": 2}
 KINDS = ["all", "control", "one", "one, a tenth"]
-#: Mean share of right answers of five simulated annotators, and share of the nodes they are asked.
-SHARES = {"a tenth": 0.1, "a third": 1 / 3, "all nodes": 1.0}
-SIMULATED = {
-    f"{q} right, {name}": (q, share) for q in (0.5, 0.7, 0.9) for name, share in SHARES.items()
-}
 
 
 def answered(name: str, kind: str, root: Path, seed: int) -> Data:
-    """Every answer, the same confusions with independent errors, one annotator's answers, or those
-    of simulated annotators."""
+    """Every answer, the same confusions with independent errors, or one annotator's answers."""
     data, torch_rng = SETS[name](root, seed), torch.Generator().manual_seed(seed)
-    if kind in SIMULATED:
-        right, share = SIMULATED[kind]
-        torch.manual_seed(seed)
-        data.answers = noisy(data.y, right + torch.linspace(-0.08, 0.08, 5), int(data.y.max()) + 1)
-        data.answers[torch.rand(len(data.y)) >= share] = -1
-        data.all = torch.ones(len(data.y), dtype=torch.bool)
-    elif kind == "control":
+    if kind == "control":
         data.answers = independent(data.answers, data.y, torch_rng)
     elif kind != "all":
         data.answers = data.answers[:, [ALONE[name]]].clone()
@@ -164,7 +150,6 @@ def answered(name: str, kind: str, root: Path, seed: int) -> Data:
 
 def independent(answers: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
     """Each annotator's answers about the nodes of each label, in a random order."""
-    # Rows depend on this order of draws; `permuted` in annotators/agreement.py has another one.
     found = answers.clone()
     for column in found.unbind(1):
         for label in range(int(y.max()) + 1):
@@ -220,6 +205,15 @@ def network(data: Data, targets: Tensor, rows: Tensor) -> Tensor:
     return logits(descend(model, adam, loss, NUM_EPOCHS), data).softmax(-1).detach()
 
 
+def out_of_fold(data: Data, targets: Tensor, rows: Tensor, num_folds: int = 5) -> Tensor:
+    """Predictions ``(N, C)``, each by a network that has not learned the node's target."""
+    found, fold = torch.empty_like(targets), torch.randperm(len(rows)) % num_folds
+    for number in range(num_folds):
+        here = fold == number
+        found[here] = network(data, targets, rows & ~here)[here]
+    return found
+
+
 def new_network(data: Data, num_labels: int, *more: Tensor) -> tuple[GCN, Adam]:
     model = GCN(data.num_features, 64, 2, num_labels, dropout=0.5, cached=True)
     parameters = {"params": model.parameters(), "weight_decay": 5e-4}
@@ -273,10 +267,7 @@ def crowdlab(data: Data, num_rounds: int = 2) -> Tensor:
     table = pd.DataFrame(table.masked_fill(table < 0, torch.nan).numpy())
     for _ in range(num_rounds):
         targets = one_hot(probs.argmax(1), size).double()
-        prior, fold = torch.empty_like(targets), torch.randperm(len(there)) % 5
-        for number in range(5):
-            here = fold == number
-            prior[here] = network(data, targets, there & ~here)[here]
+        prior = out_of_fold(data, targets, there)
         found = get_label_quality_multiannotator(
             table, prior[there].numpy(), return_weights=True, verbose=False
         )
@@ -293,18 +284,9 @@ def crowdlab(data: Data, num_rounds: int = 2) -> Tensor:
 
 FILE = RESULTS / "crowds.jsonl"
 OURS, FIELD, BEST = "Annotators", "Annotators, answers independent", "Annotators, best powers"
-WITH, CROWDLAB = "Annotators and a GCN", "GCN, CROWDLAB"
-#: Rows of a model in which annotators copy, of version 0.2, and of a trial with its first version,
-#: in which a label that nobody gives was nearly impossible, are kept beside those of today.
+WITH, CROWDLAB = "Annotators, pred_probs of a GCN", "GCN, CROWDLAB"
+#: Rows of a model in which annotators copy are kept beside those of today.
 COPYING = "CopyingAnnotators"
-#: Rows of answers that count in full, SHARE of one, of larger powers for one annotator, and with
-#: constants in the prior of the powers and in the Potts model.
-TRIED = ", answers in full", ", stronger defaults", ", more constants"
-FORMER = [
-    name.replace(OURS, f"{OURS}{end}")
-    for end in (" 0.2", ", gated", ", gated, unnamed labels ruled out", *TRIED)
-    for name in (OURS, FIELD, BEST, WITH)
-]
 #: Methods without features of the nodes, and NETWORKS, which read them.
 METHODS: dict[str, Callable[[Data], Tensor]] = {
     "majority": votes,
@@ -327,9 +309,9 @@ SIDE, STRENGTHS, COMMON, SIMULATIONS = 20, [0.0, 0.3, 0.6], 0.6, 200
 
 
 def scores(probs: Tensor, data: Data) -> dict:
-    """Of answered nodes, and of test nodes without answers or of all nodes."""
+    """Of answered nodes, and of test nodes without answers."""
     parts = {"answered": (data.answers >= 0).any(1)}
-    parts |= {name: data[name] for name in ("test", "all") if name in data}
+    parts |= {"test": data.test} if "test" in data else {}
     clear = (probs := probs.double().clamp(min=1e-12)) / probs.sum(-1, keepdim=True)
     return {name: node_scores(clear[rows], data.y[rows]) for name, rows in parts.items()}
 
@@ -347,10 +329,10 @@ def best_powers(found: Consensus, data: Data) -> Tensor:
     return (parts @ powers).softmax(-1).detach()
 
 
-def answers(args, results: Records, task="answers") -> None:
+def answers(args, results: Records) -> None:
     for name in args.sets:
-        kinds = list(SIMULATED) if task == "simulated" else KINDS[: 4 if name in ALONE else 2]
-        for key in results.missing(task=task, set=name, kind=kinds, seed=args.seeds,
+        kinds = KINDS[: 4 if name in ALONE else 2]
+        for key in results.missing(task="answers", set=name, kind=kinds, seed=args.seeds,
                                    method=[OURS, WITH, *METHODS, *NETWORKS]):  # fmt: skip
             if key["method"] == CROWDLAB and "one" in key["kind"]:
                 continue  # its weights come from nodes with two answers
@@ -362,24 +344,16 @@ def answers(args, results: Records, task="answers") -> None:
                 begin = time.process_time()
                 probs = make(data)
                 seconds = time.process_time() - begin
-                row = key | {"method": method} | getattr(make, "row", {})
+                row = key | {"method": method}
                 results.add(**row, seconds=seconds, **scores(probs, data))
 
 
-def simulated(args, results: Records) -> None:
-    answers(args, results, "simulated")
-
-
 def with_network(data: Data) -> Tensor:
-    return Annotators(int(data.y.max()) + 1).fit(data, data.answers).probs
-
-
-def checks(found: Consensus, data: Data) -> dict:
-    """Excess agreement given the consensus, and given the true labels."""
-    truth = one_hot(data.y).double()
-    known = excess_agreement(truth, truth.clamp(min=1e-9).log(), 1.0, data.answers).excess
-    row = {name: value.item() for name, value in found.dependence._asdict().items()}
-    return row | {"truth": known.item(), "found": bool(found.dependence.found)}
+    """A GCN learns a first consensus out of fold, and a second one has its predictions."""
+    people, rows = Annotators(int(data.y.max()) + 1), (data.answers >= 0).any(1)
+    first = people.fit(data.edge_index, data.answers)
+    learned = out_of_fold(data, first.probs.double(), rows)
+    return people.fit(data.edge_index, data.answers, pred_probs=learned).probs
 
 
 def own(data: Data) -> dict[str, Callable[[Data], Tensor]]:
@@ -388,8 +362,6 @@ def own(data: Data) -> dict[str, Callable[[Data], Tensor]]:
 
     def default(data: Data) -> Tensor:
         kept["fit"] = Annotators(size).fit(data.edge_index, data.answers)
-        if data.answers.shape[1] > 1:
-            default.row = {"dependence": checks(kept["fit"], data)}  # type: ignore[attr-defined]
         return kept["fit"].probs
 
     found = {OURS: default, FIELD: lambda data: kept["fit"].field.probs}
@@ -412,24 +384,10 @@ def coverage(args, results: Records) -> None:
         answers = shared(y, right, key["strength"])
         found = Annotators(3).fit(mixture.hood, answers)
         row = {name: value.tolist() for name, value in accuracy(found)._asdict().items()}
-        dependence = checks(found, Data(y=y, answers=answers))
-        results.add(**key, **row, accuracies=truth.tolist(), dependence=dependence)
+        results.add(**key, **row, accuracies=truth.tolist())
 
 
-def panels(args, results: Records) -> None:
-    """Judges who copy within groups, on digits, and each set's annotators."""
-    kinds = [*PANELS, *args.sets]
-    for key in results.missing(task="panels", annotators=kinds, seed=args.seeds):
-        name = key["annotators"]
-        data, known = SETS.get(name, digits)(args.data_root, key["seed"]), {}
-        pyro.set_rng_seed(key["seed"])
-        if name in PANELS:
-            data.answers = panel(data.y, *PANELS[name])
-            known["number"] = known_number(*PANELS[name])
-        results.add(**key, **known, **numbers(data))
-
-
-TASKS = answers, simulated, coverage, cases, panels
+TASKS = answers, coverage, cases
 OPTIONS: dict = {"sets": ["music", "labelme", "digits", "cora", "pubmed"], "data_root": Path}
 OPTIONS |= {"seeds": [0, 1, 2, 3, 4], "choices": {"sets": list(SETS)}}
 main = command(__doc__, TASKS, **OPTIONS, results=FILE)

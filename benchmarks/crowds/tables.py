@@ -12,11 +12,9 @@ from benchmarks.crowds.run import (
     BEST,
     COPYING,
     FIELD,
-    FORMER,
     METHODS,
     NETWORKS,
     OURS,
-    SIMULATED,
     WITH,
 )
 from benchmarks.shared import tables as shared
@@ -27,13 +25,13 @@ NAMES = {"digits": "digits", "cora": "Cora", "pubmed": "PubMed", "citeseer": "Ci
 NAMES |= {"music": "music", "labelme": "LabelMe"}
 ANSWERS = {"all": "all annotators", "control": "control: independent errors"}
 ANSWERS |= {"one": "one annotator", "one, a tenth": "one annotator, a tenth of the nodes"}
-PARTS = {"answered": "answered", "test": "unanswered test images", "all": "all"}
+PARTS = {"answered": "answered", "test": "unanswered test images"}
 
 
-def methods(files: Files, task: str = "answers") -> DataFrame:
-    """A row for each method and seed, on answered, unanswered or all nodes."""
-    stored, rows = frame(files["crowds"], task=task), []
-    order = [*METHODS, *FORMER, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH]
+def methods(files: Files) -> DataFrame:
+    """A row for each method and seed, on answered or unanswered nodes."""
+    stored, rows = frame(files["crowds"], task="answers"), []
+    order = [*METHODS, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH]
     for part, name in PARTS.items():
         prefix = "" if part == "test" else f"{part}."  # as `frame` has it
         columns = {f"{prefix}{score}": score for score in ("accuracy", "nll", "brier", "ece")}
@@ -56,26 +54,11 @@ def crowds(files: Files) -> str:
 
 
 def crowds_summary(files: Files) -> str:
-    rows = methods(files)
-    return beside(
-        rows[~rows["method"].isin([WITH, *NETWORKS])], OURS, [FIELD, BEST, COPYING, *FORMER]
-    )
-
-
-def crowds_simulated_summary(files: Files) -> str:
-    return beside(simulated(files), WITH, [OURS, FIELD, BEST, COPYING])
-
-
-def simulated(files: Files) -> DataFrame:
-    rows = methods(files, "simulated")
-    return rows.assign(answers=ordered(rows["kind"], list(SIMULATED)))[rows["nodes"] == "all"]
-
-
-def beside(rows: DataFrame, ours: str, variants: list[str]) -> str:
     """A line for each set, for its nodes and its answers."""
-    rivals, lines = rows[~rows["method"].isin([ours, *variants])], []
-    names = ["set", "nodes", "answers"]
-    for key, part in shared.groups(rows[rows["method"] == ours], names):
+    rows = methods(files)
+    names, lines = ["set", "nodes", "answers"], []
+    rivals = rows[rows["method"].isin(METHODS)]
+    for key, part in shared.groups(rows[rows["method"] == OURS], names):
         line = dict(zip(names, map(str, key), strict=True)) | {"seeds": f"{len(part)}"}
         both = rivals.merge(part[[*names, "seed"]], on=[*names, "seed"])
         mean = both.groupby("method", observed=True)[["accuracy", "nll", "ece"]].mean()
@@ -85,37 +68,11 @@ def beside(rows: DataFrame, ours: str, variants: list[str]) -> str:
             line |= {f"best rival, {name}": f"{mean[score][best[score]]:.3f} ({best[score]})"}
         line["ECE"] = f"{part['ece'].mean():.3f}"
         line["its ECE"] = f"{mean['ece'][best['accuracy']]:.3f}"
-        if ours == OURS:
-            hindsight = rows[rows["method"] == BEST].merge(part[[*names, "seed"]])
-            above = part["nll"].mean() - hindsight["nll"].mean()
-            line["NLL above the best powers"] = f"{above:.3f}"
+        hindsight = rows[rows["method"] == BEST].merge(part[[*names, "seed"]])
+        above = part["nll"].mean() - hindsight["nll"].mean()
+        line["NLL above the best powers"] = f"{above:.3f}"
         lines.append(line)
     return shared.markdown(lines, left=3)
-
-
-def crowds_simulated(files: Files) -> str:
-    lines = []
-    for key, part in shared.groups(simulated(files), ["set", "method"]):
-        line = {"set": str(key[0]), "method": str(key[1]), "seeds": f"{part['seed'].nunique()}"}
-        for kind, rows in part.groupby("answers", observed=False):
-            numbers = [f"{rows[name].mean():.3f}" for name in ("accuracy", "nll", "ece")]
-            line[str(kind)] = " / ".join(numbers) if len(rows) else ""
-        lines.append(line)
-    return shared.markdown(lines, left=2)
-
-
-AGREEMENT = {
-    "given the true labels": average("dependence.truth", ".3f"),
-    "given the consensus": average("dependence.excess", ".3f"),
-    "if errors are independent": average("dependence.expected", ".3f"),
-    "dependence found": average("dependence.found", ".1%"),
-}
-
-
-def crowds_dependence(files: Files) -> str:
-    rows = frame(files["crowds"], task="answers", method=OURS).dropna(subset="dependence.excess")
-    rows["set"], rows["answers"] = ordered(rows["set"], NAMES), ordered(rows["kind"], ANSWERS)
-    return shared.table(rows, ["set", "answers"], {"seeds": count} | AGREEMENT)
 
 
 def annotators_coverage(files: Files) -> str:
@@ -124,7 +81,7 @@ def annotators_coverage(files: Files) -> str:
     cells = {"simulations": count, "accuracies inside": inside}
     cells["mean width"] = lambda part, _: f"{_each(part, 'high', 'low').mean():.3f}"
     cells["mean error"] = lambda part, _: f"{_each(part, 'mean', 'accuracies').mean():+.3f}"
-    return shared.table(rows, ["repeat a common guess"], cells | AGREEMENT)
+    return shared.table(rows, ["repeat a common guess"], cells)
 
 
 def inside(rows: DataFrame, peers: DataFrame) -> str:
@@ -139,10 +96,8 @@ def _each(rows: DataFrame, one: str, other: str) -> pd.Series:
 
 def crowds_cases(files: Files) -> str:
     """A line for each kind of annotators, graph and number of labels."""
-    stored = (row for row in files["crowds"] if row["task"].startswith("cases"))
-    rows = frame(row | {"version": row["task"].removeprefix("cases, ")} for row in stored)
+    rows = frame(files["crowds"], task="cases")
     if len(rows):
-        rows["warned"] = rows.get("warned", pd.Series(index=rows.index)).astype(float)
         rows["option"] = rows.filter(like="option.").apply(lambda row: str(row.tolist()), axis=1)
     cells: dict = {"sets": count}
     for name in ("majority", "Dawid-Skene", "field", OURS):
@@ -152,7 +107,7 @@ def crowds_cases(files: Files) -> str:
         cells[f"{name}: NLL"] = average(f"{name}.nll", ".3f")
     cells |= {"behind the vote": behind, "confidence off": off}
     cells |= {"of these warned": warned, "others warned": partial(warned, wrong=False)}
-    return shared.table(rows, ["version", "case", "graph", "labels"], cells)
+    return shared.table(rows, ["case", "graph", "labels"], cells)
 
 
 def _settings(rows: DataFrame) -> DataFrame:
@@ -175,8 +130,6 @@ def off(rows: DataFrame, peers: DataFrame) -> str:
 def warned(rows: DataFrame, peers: DataFrame, wrong: bool = True) -> str:
     """Settings that are behind or off, or the others, in which every fit has a warning."""
     settings = _settings(rows)
-    if settings["warned"].isna().any():
-        return ""  # of an earlier version
     here = (_behind(settings) | _off(settings)) == wrong
     return f"{(settings['warned'][here] == 1).sum()} of {here.sum()}"
 
@@ -189,18 +142,4 @@ def _off(settings: DataFrame) -> pd.Series:
     return (settings[f"{OURS}.confidence"] - settings[f"{OURS}.accuracy"]).abs() > 0.08
 
 
-def crowds_panels(files: Files) -> str:
-    """Effective numbers beside those of the construction and of the true labels."""
-    rows = frame(files["crowds"], task="panels")
-    rows["within"] = (rows["low"] <= rows["truth"]) & (rows["truth"] <= rows["high"])
-    rows["annotators"] = rows["annotators"].replace(NAMES)
-    cells: dict = {"seeds": count, "answers a node": average("answers", ".1f")}
-    if "number" in rows:
-        cells["by construction"] = average("number", ".2f")
-    cells |= {"given the true labels": average("truth", ".2f"), "number": average("mean", ".2f")}
-    cells |= {"from": average("low", ".2f"), "to": average("high", ".2f")}
-    return shared.table(rows, ["annotators"], cells | {"within": average("within", ".0%")})
-
-
-TABLES = crowds_summary, crowds, crowds_simulated_summary, crowds_simulated
-TABLES += crowds_dependence, annotators_coverage, crowds_cases, crowds_panels
+TABLES = crowds_summary, crowds, annotators_coverage, crowds_cases

@@ -1,13 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Answers of annotators who disagree: their model, the consensus, and their quality."""
+"""Answers of annotators who disagree: their model, the consensus, and accuracies."""
 
-from pyro_nmm.models.annotators.agreement import (
-    Dependence,
-    effective_number,
-    excess_agreement,
-)
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.model import Annotators
 from pyro_nmm.models.annotators.quality import accuracy, information
@@ -15,9 +10,6 @@ from pyro_nmm.models.annotators.quality import accuracy, information
 __all__ = [
     "Annotators",
     "Consensus",
-    "Dependence",
     "accuracy",
-    "effective_number",
-    "excess_agreement",
     "information",
 ]

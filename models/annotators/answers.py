@@ -82,32 +82,46 @@ class Answers(NamedTuple):
 
 def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
     """Answers of a tensor, an array or a data frame, wide or long; text labels are sorted."""
-    annotators, categories, labels = None, set(), None
     if hasattr(data, "tocsr") or getattr(data, "layout", torch.strided) != torch.strided:
-        cure = f"pass a dense one with -1 for missing ones, or a data frame{long_form([])}"
+        cure = f"pass a dense one with -1 for missing ones, or a data frame with {sorted(LONG)}"
         raise ValueError(f"answers is a sparse matrix, in which label 0 may be missing: {cure}")
+    annotators, categories, labels = None, set(), None
     if hasattr(data, "columns"):
         kinds = [data["label"].dtype] if is_long(data) else data.dtypes
         categories = {str(name) for kind in kinds for name in getattr(kind, "categories", ())}
         data = _wide(data, num_nodes) if is_long(data) else data
         annotators = list(data.columns)
-    check_order("answers", data)
-    try:
-        array = _array("answers", data)
-    except ValueError as error:
-        raise ValueError(f"{error}{long_form(annotators)}") from None
-    if is_text(array):
-        array, labels = _text_as_numbers(array, categories)
+    array = _array("answers", data)
+    if _is_text(array):
+        names = {str(name) for name in array.flat if not _is_no_name(name)}
+        labels = sorted(names | categories)
+        array = _numbered("answers", array, labels)
     must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
-    hint = long_form(annotators)
-    table = _integers("answers", array, (num_nodes, "M"), device, must, hint)
-    silent = (table == -1).all(0)
-    if table.numel() and silent.all():
+    table = _integers("answers", array, (num_nodes, "M"), device, must)
+    silent = (table == -1).all(0).nonzero()[:, 0].tolist()
+    if table.numel() and len(silent) == table.shape[1]:
         raise ValueError("answers holds no answer: all are -1 or NaN")
-    for number in silent.nonzero()[:, 0].tolist():
-        name = number if annotators is None else annotators[number]
+    if silent:
+        name = silent[0] if annotators is None else annotators[silent[0]]
         raise ValueError(f"answers has none of annotator {name}: leave that column out")
     return Answers(table, labels, annotators)
+
+
+def known_labels(
+    known: Any, num_nodes: int, labels: list[str] | int, device: torch.device
+) -> Tensor:
+    """``(N,)`` true labels, -1 where unknown, of numbers with NaN, or of names."""
+    array = _array("known", known)
+    named = isinstance(labels, list) and _is_text(array)
+    must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
+    entries = _numbered("known", array, labels) if named else array
+    numbers = _integers("known", entries, (num_nodes,), device, must)
+    if isinstance(labels, list) and not named and (numbers >= 0).any():
+        raise ValueError(f"known must name labels as answers do, {labels}, got {array.dtype}")
+    number = labels if isinstance(labels, int) else len(labels)
+    if (wrong := (numbers < -1) | (numbers >= number)).any():
+        raise ValueError(f"{must} and below {number} elsewhere, got {numbers[wrong][0].item()}")
+    return numbers
 
 
 def is_long(data: Any) -> bool:
@@ -115,25 +129,12 @@ def is_long(data: Any) -> bool:
     return set(getattr(data, "columns", ())) >= LONG
 
 
-def is_text(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and array.dtype.kind in "OUT"
-
-
-def long_form(columns: list | None) -> str:
-    """What an error adds about a data frame, which may have a row for each answer."""
-    hint = "; a row for each answer needs the columns task, worker, label"
-    return "" if columns is None else f"{hint}{f', got {columns[:8]}' if columns else ''}"
-
-
-def _array(name: str, data: Any) -> Any:
-    """A data frame as an array, and an array of numbers and None as floats."""
-    array = as_array(name, data.to_numpy() if hasattr(data, "to_numpy") else data)
-    if is_text(array):
-        plain = [None if _no_name(entry) else entry for entry in array.flat]
-        check_names(name, [entry for entry in plain if entry is not None])
-        if not any(isinstance(entry, str) for entry in plain):
-            return np.array(plain, dtype=float).reshape(array.shape)
-    return array
+def long_form(data: Any) -> str:
+    """What an error adds about a data frame, which may be meant to have a row for each answer."""
+    if not hasattr(data, "columns") or is_long(data):
+        return ""
+    columns = list(data.columns)[:8]
+    return f"; a row for each answer needs the columns task, worker, label, got {columns}"
 
 
 def _wide(data: Any, num_nodes: int) -> Any:
@@ -150,22 +151,38 @@ def _wide(data: Any, num_nodes: int) -> Any:
     return data.pivot(index="task", columns="worker", values="label").reindex(range(num_nodes))
 
 
-def _text_as_numbers(table: np.ndarray, categories: set[str]) -> tuple[np.ndarray, list[str]]:
-    missing = np.array([_no_name(entry) for entry in table.flat], dtype=bool)
-    labels = sorted({*table.flat[~missing].tolist(), *categories})
-    numbers = np.full(table.size, -1)
-    numbers[~missing] = np.searchsorted(np.array(labels, str), table.flat[~missing].astype(str))
-    return numbers.reshape(table.shape), labels
+def _array(name: str, data: Any) -> Any:
+    """A data frame as an array, and an array of numbers and None as floats."""
+    check_order(name, data)
+    array = as_array(name, data.to_numpy() if hasattr(data, "to_numpy") else data)
+    if _is_text(array):
+        plain = [None if _is_no_name(entry) else entry for entry in array.flat]
+        check_names(name, [entry for entry in plain if entry is not None])
+        if not any(isinstance(entry, str) for entry in plain):
+            return np.array(plain, dtype=float).reshape(array.shape)
+    return array
 
 
-def _no_name(answer: Any) -> bool:
+def _is_text(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind in "OUT"
+
+
+def _is_no_name(answer: Any) -> bool:
     """Arrays of text have no -1 but its text."""
     return answer in ("-1", "") if isinstance(answer, str) else is_missing(answer)
 
 
-def _integers(
-    name: str, data: Any, shape: tuple, device: torch.device, must: str, hint: str = ""
-) -> Tensor:
+def _numbered(name: str, text: np.ndarray, labels: Any) -> np.ndarray:
+    """Places of names among the labels, -1 for missing ones."""
+    place: dict = {label: number for number, label in enumerate(labels)} | {None: -1}
+    names = [None if _is_no_name(entry) else str(entry) for entry in text.flat]
+    if strange := [entry for entry in names if entry not in place]:
+        missing = f"holds {strange[0]!r}, which no annotator answers"
+        raise ValueError(f"{name} {missing}: labels {labels}")
+    return np.array([place[entry] for entry in names]).reshape(text.shape)
+
+
+def _integers(name: str, data: Any, shape: tuple, device: torch.device, must: str) -> Tensor:
     """A tensor or an array of numbers as ``torch.long``, in which NaN is -1."""
     if isinstance(data, np.ndarray) and data.dtype.kind in "iuf":
         data = as_tensor(name, data, device)
@@ -173,37 +190,13 @@ def _integers(
         kind = data.dtype if isinstance(data, Tensor | np.ndarray) else type(data)
         raise ValueError(f"{must}, got {kind}")
     if data.shape[:1] != shape[:1] or data.dim() != len(shape):
-        raise ValueError(f"{must}, got {tuple(data.shape)}{hint}")
+        raise ValueError(f"{must}, got {tuple(data.shape)}")
     expect_device(name, data, device)
     if data.is_floating_point():
         data = data.masked_fill(data.isnan(), -1)
         if (part := (data != data.round()) | data.isinf()).any():
             raise ValueError(f"{must}, got {data[part][0].item()}")
     return data.long()
-
-
-def known_labels(
-    known: Any, num_nodes: int, labels: list[str] | int, device: torch.device
-) -> Tensor:
-    """``(N,)`` true labels, -1 where unknown, of numbers with NaN, or of names."""
-    check_order("known", known)
-    array = _array("known", known)
-    named = is_text(array)
-    if isinstance(labels, list) and named:
-        place = {name: number for number, name in enumerate(labels)} | {None: -1}
-        names = [None if _no_name(name) else name for name in array.flat]
-        if strange := [name for name in names if name not in place]:
-            missing = f"holds {str(strange[0])!r}, which no annotator answers"
-            raise ValueError(f"known {missing}: labels {labels}")
-        array = torch.tensor([place[name] for name in names], device=device).view(array.shape)
-    must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
-    numbers = _integers("known", array, (num_nodes,), device, must)
-    if isinstance(labels, list) and not named and (numbers >= 0).any():
-        raise ValueError(f"known must name labels as answers do, {labels}, got {array.dtype}")
-    number = labels if isinstance(labels, int) else len(labels)
-    if (wrong := (numbers < -1) | (numbers >= number)).any():
-        raise ValueError(f"{must} and below {number} elsewhere, got {numbers[wrong][0].item()}")
-    return numbers
 
 
 def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
@@ -217,6 +210,5 @@ def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
     number = answers.shape[0] if hasattr(answers, "shape") else len(answers)
     if top >= number:  # nodes without edges have answers
         must = f"answers must have a row for each node, got {number}: -1 or NaN is no answer"
-        columns = list(answers.columns) if hasattr(answers, "columns") else None
-        raise ValueError(f"edge_index holds node id {top}, but {must}{long_form(columns)}")
+        raise ValueError(f"edge_index holds node id {top}, but {must}{long_form(answers)}")
     return edges, number

@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.arguments import check_integers, check_positive
+from pyro_nmm.arguments import as_tensor, check_integers, check_positive, expect, expect_all
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import check_same_order, in_label_order
 from pyro_nmm.models.annotators.answers import (
@@ -26,21 +26,10 @@ from pyro_nmm.models.annotators.answers import (
     long_form,
     read_answers,
 )
-from pyro_nmm.models.annotators.consensus import Consensus, Walk, consensus_of
-from pyro_nmm.models.annotators.out_of_fold import out_of_fold
+from pyro_nmm.models.annotators.consensus import Consensus
+from pyro_nmm.models.annotators.pool import Walk, pool_of
 from pyro_nmm.models.hidden import Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
-
-#: Strengths of the prior of confusion matrices, equally probable. A prior around ten with a factor
-#: of e changes the NLL of no development set by more than .006.
-STRENGTHS = 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0
-#: Options of the fit to more nodes than that: confusion matrices need no more steps.
-LARGE, LARGE_RUN = 50_000, {"num_steps": 40, "num_chains": 2}
-#: Steps of EM without a graph.
-NUM_STEPS = 30
-#: Annotators who give one label only by chance, expected among all of them. Half and twice find the
-#: same ones on all development sets, and one finds more on 3 of 155.
-BY_CHANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -98,9 +87,9 @@ class Annotators:
     @with_gradients
     def fit(
         self, graph: Neighborhood | Data | Tensor, answers: Any, edge_attr: Tensor | None = None, *,
-        known: Any = None, classifier: Any = None, pred_probs: Any = None, **options,
+        known: Any = None, pred_probs: Any = None, **options,
     ) -> Consensus:  # fmt: skip
-        """Fit the model, and pool the answers about each node with its neighbours and its features.
+        """Fit the model, and pool the answers about each node with its neighbours.
 
         :param graph: a neighborhood of your choice; or PyG's ``Data``, an ``edge_index``, a sparse
             matrix of edges, or a NetworkX graph of row numbers or names in the index of
@@ -110,15 +99,11 @@ class Annotators:
             ``worker`` and ``label`` it has a row for each answer, and node ids as tasks.
         :param Tensor edge_attr: features of the edges of a neighborhood, such as hops.
         :param known: ``(N,)`` true labels of some nodes, -1 or NaN elsewhere.
-        :param classifier: of ``x``, if graph is ``Data`` with ``x``: a network, called as
-            ``classifier(x, edge_index)`` for logits ``(N, C)``, a scikit-learn classifier, or None
-            for a GCN. It is trained ten times, without the nodes that it predicts. Pass
-            ``data.edge_index`` to leave the features out.
-        :param pred_probs: ``(N, C)`` out-of-sample probabilities of a classifier of your own, as
-            cleanlab has them.
-        :param options: of :func:`~pyro_nmm.models.fit_field`; one start if answers name labels, and
-            40 steps of two chains for more than 50,000 nodes. ``progress`` also wraps the folds of
-            both trainings of a classifier.
+        :param pred_probs: ``(N, C)`` out-of-sample probabilities of a classifier of the nodes'
+            features, as cleanlab has them: it has not learned the labels of the nodes that it
+            predicts. It may learn labels of a first consensus.
+        :param options: of :func:`~pyro_nmm.models.fit_field`; one start if answers name labels. For
+            more than 50,000 nodes ``num_steps=40, num_chains=2`` are enough.
         :return: the consensus. Cost: as for ``fit_field``, and :math:`O(E C)` for the pool.
         """
         hood, walk = graph, None
@@ -131,20 +116,22 @@ class Annotators:
             walk = Walk.on_graph(ends, num_nodes)
         data = self._read(answers, hood)
         labels = data.labels if self.named else None
-        pred_probs = in_label_order("pred_probs", pred_probs, labels)
         if not is_long(answers):
             check_same_order("pred_probs", pred_probs, "answers", answers)
             check_same_order("known", known, "answers", answers)
-        shape, progress = (hood.num_nodes, self.num_labels), options.get("progress", iter)
-        learn = out_of_fold(graph, classifier, pred_probs, shape, progress)
+        if pred_probs is not None:
+            pred_probs = in_label_order("pred_probs", pred_probs, labels)
+            pred_probs = _probabilities(pred_probs, (hood.num_nodes, self.num_labels))
         if known is not None:
             known = known_labels(known, hood.num_nodes, labels or self.num_labels, hood.device)
-        run = LARGE_RUN if hood.num_nodes > LARGE else {}
-        options = run | {"num_starts": 1 if self.named else 5} | options
+        options = {"num_starts": 1 if self.named else 5} | options
         emission, table = self._with_silence(data.table)
         field = fit_field(emission, hood, table, edge_attr, known, **options)
-        consensus = consensus_of(field, table, walk or Walk.on_field(field), learn)
-        return replace(consensus, labels=labels, annotators=data.annotators)
+        with torch.no_grad():
+            pool = pool_of(field, table, walk or Walk.on_field(field), pred_probs)
+        priors = {name: prior.to(field.probs) for name, prior in pool.priors.items()}
+        probs = pool.probs.to(field.probs)
+        return Consensus(field, table, probs, priors, pool.powers, labels, data.annotators)
 
     def fit_predict(self, graph: Neighborhood | Data | Tensor, answers: Any, **options) -> Any:
         """Labels ``(N,)``: :meth:`Consensus.predict` of a :meth:`fit`."""
@@ -157,24 +144,29 @@ class Annotators:
 
     def _read(self, data: Any, hood: Neighborhood) -> Answers:
         """Answers, of which no name and no number is out of range."""
-        table, labels, columns = answers = read_answers(data, hood.num_nodes, hood.device)
+        try:
+            answers = read_answers(data, hood.num_nodes, hood.device)
+            self._check_range(*answers[:2])
+        except ValueError as error:
+            raise ValueError(f"{error}{long_form(data)}") from None
+        return answers
+
+    def _check_range(self, table: Tensor, labels: list[str] | None) -> None:
         if not table.numel():
             raise ValueError(f"answers is empty, of shape {tuple(table.shape)}")
         number, low, top = self._num_answers(table), int(table.min()), int(table.max())
         if labels:
             got = f"got {len(labels)}: {labels[:8]}{' ...' * (len(labels) > 8)}"
             if len(labels) > number:
-                must = f"name at most {number} labels (num_labels)"
-                raise ValueError(f"answers must {must}, {got}{long_form(columns)}")
+                raise ValueError(f"answers must name at most {number} labels (num_labels), {got}")
             if self.named and len(labels) < number:
                 cure = f"pass num_labels={len(labels)}, or pandas categories that name all"
                 raise ValueError(f"answers must name {number} labels, {got}; {cure}")
         if low < -1 or top >= number:
-            wrong = low if low < -1 else top
             must = f"lie in 0..{number - 1}, or be -1 for a missing one"
             cure = "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
-            raise ValueError(f"answers holds {wrong}, but must {must}: {cure}{long_form(columns)}")
-        return answers
+            wrong = low if low < -1 else top
+            raise ValueError(f"answers holds {wrong}, but must {must}: {cure}")
 
     def start(self, data: Tensor | Entries, hood: Neighborhood) -> Values:
         """The majority vote if answers name labels, else a fit without the graph."""
@@ -258,7 +250,18 @@ class Annotators:
         (together,) = _towards(shares(prior), counts.sum(0, keepdim=True))
         return _towards(together, counts)
 
-    def alone(self, data: Tensor | Entries, allowed: Tensor, values: Values) -> Tensor:
+    def without(self, data: Tensor | Entries, probs: Tensor, values: Values) -> Values:
+        """The M-step under ``probs`` ``(N, C)`` from some of the answers, in double precision, with
+        matrices as of :meth:`shrunk` if answers name labels."""
+        if not self.named:
+            found = self.maximise(data, probs, values)
+            return {name: value.double() for name, value in found.items()}
+        entries, number = Entries.of(data), values["confusion"].shape[-1]
+        return {"confusion": self.shrunk(entries.confusion(probs[entries.node], number))}
+
+    def alone(
+        self, data: Tensor | Entries, allowed: Tensor, values: Values, num_steps: int = 30
+    ) -> Tensor:
         """``(N, C)``: labels from the answers without a graph. Answers that name labels start EM at
         the majority vote, with matrices as of :meth:`shrunk`; other ones have the fitted
         ``values``. If no node has two answers, nothing is known about any annotator, and matrices
@@ -275,7 +278,7 @@ class Annotators:
         counts = entries.confusion(torch.zeros_like(probs[entries.node]), size)
         if entries.number().max() < 2:
             return (entries.evidence(self.shrunk(counts)) + allowed).softmax(-1)
-        for _ in range(NUM_STEPS):
+        for _ in range(num_steps):
             matrices = self.shrunk(entries.confusion(probs[entries.node], size))
             share = shares(probs.sum(0) + 1)
             probs = (entries.evidence(matrices) + share.log() + allowed).softmax(-1)
@@ -302,8 +305,10 @@ class Annotators:
         number = self._num_answers(table)
         votes = torch.stack([(table == k).sum(0) for k in range(number)], 1).double()
         most, label = votes.max(1)
+        # Annotators who give one label only by chance, expected among all of them: half and twice
+        # the limit find the same ones on all development sets.
         by_chance = shares(votes.sum(0))[label] ** most * len(votes)
-        one_sided = (most == votes.sum(1)) & (by_chance < BY_CHANCE) & (table < 0).any(0)
+        one_sided = (most == votes.sum(1)) & (by_chance < 0.01) & (table < 0).any(0)
         if not self.named or not one_sided.any():
             return self, table
         silent = (table < 0) & one_sided
@@ -338,10 +343,18 @@ class Annotators:
 
 def _towards(mean: Tensor, counts: Tensor) -> Tensor:
     """Shares of counts ``(M, C, K)``, shrunk towards rows ``(C, K)`` with a learned strength."""
-    strengths = counts.new_tensor(STRENGTHS)
-    rows = [DirichletMultinomial(strength * mean, validate_args=False) for strength in STRENGTHS]
+    strengths = counts.new_tensor([1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0])
+    rows = [DirichletMultinomial(strength * mean, validate_args=False) for strength in strengths]
     logits = torch.stack([row.log_prob(counts).sum() for row in rows])
     return shares(counts + logits.softmax(0) @ strengths * mean)
+
+
+def _probabilities(pred_probs: Any, shape: tuple[int, int]) -> Tensor:
+    probs = expect("pred_probs", as_tensor("pred_probs", pred_probs), shape, kind="float")
+    expect_all("pred_probs", probs, probs >= 0, "be probabilities")
+    total = probs.double().sum(1)
+    expect_all("pred_probs", total, (total - 1).abs() < 1e-3, "have rows that sum to one")
+    return probs
 
 
 def shares(counts: Tensor) -> Tensor:

@@ -3,14 +3,30 @@
 
 """How good each annotator is: accuracy and information, with intervals."""
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.annotators.agreement import Quality, beside_neighbors, informs
 from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.model import Annotators
-from pyro_nmm.models.hidden import HiddenField
+from pyro_nmm.models.hidden import HiddenField, Values
+
+
+class Quality(NamedTuple):
+    """Posterior means and ends of intervals, ``(M,)`` each."""
+
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, draws: Tensor, level: float) -> "Quality":
+        """Of draws ``(T, M)``."""
+        ends = draws.new_tensor([(1 - level) / 2, (1 + level) / 2])
+        return cls(draws.mean(0), *draws.quantile(ends, dim=0))
 
 
 def accuracy(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
@@ -71,14 +87,60 @@ def _by_label(
     emission = field.emission
     if not isinstance(emission, Annotators) or (named and not emission.named):
         raise ValueError(must)
-    if isinstance(fitted, Consensus) and informs(fitted.log_prior, fitted.graph_power):
-        entries = Entries.of(fitted.answers)
-        draws = beside_neighbors(fitted.log_prior, fitted.graph_power, field.values, entries)
-        matrices, labels = zip(*draws, strict=True)
-        shares = [table.sum(0) / table.sum() for table in labels]
-        return torch.stack(matrices), torch.stack(shares)
-    confusion = field.draws["confusion"]
-    if "types" in field.draws:
-        confusion = field.draws["types"][:, None] @ confusion
+    if isinstance(fitted, Consensus):
+        around = _around(fitted)
+        # Neighbours, a classifier or known labels tell nodes apart.
+        if around.softmax(-1).std(0).max() > 1e-3:
+            return _beside_neighbors(around, field.values, Entries.of(fitted.answers))
+    confusion = _of_labels(field.draws)
     share = [(field.samples == k).to(confusion).mean(-1) for k in range(emission.num_labels)]
     return confusion, torch.stack(share, -1)
+
+
+def _of_labels(values: Values) -> Tensor:
+    """``(..., M, C, K)`` confusion matrices given labels, of those given types if there are any."""
+    if "types" not in values:
+        return values["confusion"]
+    return values["types"].unsqueeze(-3) @ values["confusion"]
+
+
+def _around(consensus: Consensus, least: float = 1.5) -> Tensor:
+    """Log priors ``(N, C)`` of each node without its own answers, of a sum of powers of at least
+    1.5, which dependent errors lower."""
+    total = sum(power for name, power in consensus.powers.items() if name != "answers")
+    return max(1, least / total) * consensus.log_prior
+
+
+def _beside_neighbors(
+    around: Tensor, values: Values, entries: Entries, num_draws: int = 100, spread: float = 0.4
+) -> tuple[Tensor, Tensor]:
+    """Confusion matrices of each annotator alone, beside the labels around its nodes, so that
+    shared errors raise no accuracy. The nodes' weights are random (Newton and Raftery 1994, JRSS B
+    56), and so is the power of the labels around them: ``spread`` is the standard deviation of its
+    logarithm. If errors repeat a common guess in 0, 30 and 60 % of the answers, intervals of 90 %
+    hold 94, 98 and 90 % of the accuracies, and those of the field's draws 87, 70 and 0 %.
+    """
+    start, matrices, shares = _of_labels(values).double(), [], []
+    for _ in range(num_draws):
+        weight = torch.empty(len(around), 1).exponential_().to(around)
+        labels = (math.exp(spread * torch.randn(()).item()) * around).softmax(-1) * weight
+        matrices.append(fit_confusion(start, labels[entries.node], entries))
+        shares.append(labels.sum(0) / labels.sum())
+    return torch.stack(matrices), torch.stack(shares)
+
+
+def fit_confusion(start: Tensor, labels: Tensor, entries: Entries, num_steps: int = 20) -> Tensor:
+    """``(M, C, K)`` by EM, each annotator alone, from label distributions ``(A, C)`` times weights
+    of the nodes."""
+    confusion, num_answers = start, start.shape[-1]
+    weight = labels.sum(-1, keepdim=True)
+    # A prior of .3 answers, because rows that are pulled to the middle bias accuracies. It is
+    # random, as the nodes' weights: few answers leave a wide interval.
+    prior = torch._standard_gamma(0.3 * (start / 2 + 1 / (2 * num_answers))).clamp(min=1e-30)
+    place = entries.annotator * num_answers + entries.answer
+    for _ in range(num_steps):
+        joint = labels * confusion.mT.reshape(-1, confusion.shape[1]).index_select(0, place)
+        joint = joint * (weight / joint.sum(-1, keepdim=True))
+        counts = entries.confusion(joint, num_answers) + prior
+        confusion = counts / counts.sum(-1, keepdim=True)
+    return confusion

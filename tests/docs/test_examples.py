@@ -12,7 +12,6 @@ from documents import load
 
 from pyro_nmm.datasets.nodes import digits
 from pyro_nmm.models import StackedNMM
-from pyro_nmm.models.annotators import out_of_fold
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -136,7 +135,6 @@ def test_crowds(tmp_path, monkeypatch):
     example = load("examples/crowds.py")
     monkeypatch.setattr(example, "digits", lambda: digits().subgraph(torch.arange(900)))
     monkeypatch.setattr(example, "ROUNDS", 1)
-    monkeypatch.setattr(out_of_fold, "NUM_EPOCHS", 100)
     result = run(example, tmp_path, "--shares", "0.3")
     for share, ways in result["shares"].items():
         rivals = ways[example.MAJORITY], ways[example.DAWID_SKENE]

@@ -156,19 +156,6 @@ def test_quality_refuses():
             query(field, level=level)
 
 
-def test_starts_are_compared_by_what_they_predict():
-    """The kept one has the largest score."""
-    hood, truth = drawn()
-    answers = answers_to(truth, torch.tensor([0.6, 0.5]))
-    emission = Annotators(3, aligned=False)
-    scores = []
-    for _ in range(3):
-        pyro.set_rng_seed(5)
-        options = {"num_starts": 1 + len(scores), "num_steps": 20}
-        scores.append(fit_field(emission, hood, answers, **options).score)
-    assert scores[0] <= scores[1] <= scores[2]
-
-
 def test_shares_of_types_maximise_the_expected_posterior():
     """
     The expected log-posterior of one row of shares has the same derivative in each of them. Counts

@@ -15,7 +15,7 @@ from scipy import sparse
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models import Annotators, fit_field
+from pyro_nmm.models import Annotators
 
 HOOD, NUMBERS, LABELS = Neighborhood(EDGES, 256), TRUTH.numpy(), ["ash", "birch", "cedar"]
 NAMES, TABLE = np.array(LABELS)[NUMBERS], np.stack([NUMBERS] * 3, 1)
@@ -36,10 +36,6 @@ def long(label=TRIPLES, columns=("task", "worker", "label"), shift=0):
     return pd.DataFrame(dict(zip(columns, (task, worker, label), strict=True)))
 
 
-def spelled(text):
-    return np.where(HOLES, text, NAMES[:, None])
-
-
 def other_order(table):
     return table.iloc[np.random.default_rng(0).permutation(256)]
 
@@ -48,7 +44,6 @@ IDS = [f"n{number}" for number in range(256)]
 PROBS = pd.DataFrame(np.eye(3)[NUMBERS])
 OLD = "question", "performer", "answer"
 COLUMNS = "needs the columns task, worker, label"
-WHERE = "answers must be integers or text of shape"
 #: The message, and arguments: answers, and others by name.
 REFUSED = [
     ("none of annotator eve: leave that column out",
@@ -58,60 +53,35 @@ REFUSED = [
     (r"another order than its index.*sort_index\(\), or", other_order(pd.DataFrame(TABLE))),
     (r"must name 4 labels, got 3.*; pass num_labels=3, or", long(), {"num_labels": 4}),
     ("name at most 3 labels", np.stack([NAMES, PLACES[:, 1].numpy().astype(str)], 1)),
-    ("number from 0, or raise num_labels", TABLE + 1),
-    (r"answers holds 3, but must lie in 0\.\.2", TABLE + 1),
-    ("answers holds -3", np.where(HOLES, -3, TABLE)),
-    (rf"{WHERE} \(256, M\).*got 0.5", TABLE / 2),
-    (f"{WHERE}.*got torch.bool", torch.from_numpy(TABLE > 0)),
-    (rf"{WHERE}.*got \(3, 256\)", TABLE.T, {"graph": HOOD}),
+    (r"answers holds 3, but must lie in 0\.\.2.*number from 0, or raise num_labels", TABLE + 1),
+    (r"answers must be integers or text of shape \(256, M\).*got 0.5", TABLE / 2),
+    (r"answers must be integers or text of shape.*got \(3, 256\)", TABLE.T, {"graph": HOOD}),
     ("answers must hold labels of one type, got",
      np.where(HOLES, NUMBERS[:, None].astype(str), TABLE.astype(object))),
-    ("answers must hold labels of one type, got",
-     np.where(HOLES, NAMES[:, None].astype(object), TABLE).tolist()),
-    *((f"answers holds the text '{text}' .192 times", spelled(text), {"num_labels": 4})
-      for text in ("-1.0", "nan", "<NA>", " ")),
-    ("answers holds the text 'None' .192 times", pd.DataFrame(spelled("None"))),
-    ("answers holds the text 'null' .192 times", spelled("null").tolist()),
+    ("answers holds the text 'nan' .192 times", np.where(HOLES, "nan", NAMES[:, None])),
     ("known holds the text 'NaN' .247 times", NAMES[:, None],
      {"known": np.where(np.arange(256) < 9, NAMES, "NaN")}),
     ("known holds 'dog', which no annotator answers", NAMES[:, None],
      {"known": np.array(["dog"] * 256)}),
     ("known must name labels as answers do", NAMES[:, None], {"known": TRUTH}),
-    ("known must hold integer labels", TABLE, {"known": TRUTH > 0}),
-    ("known must hold integer labels", TABLE, {"known": torch.zeros(9)}),
     ("known must hold integer labels.*got 0.5", TABLE, {"known": TRUTH / 2}),
     (r"below 3 elsewhere, got 3", TABLE, {"known": torch.full((256,), 3)}),
-    ("known has rows in another order than its index", TABLE,
-     {"known": other_order(pd.Series(NUMBERS))}),
     ("known must have its rows in the order of answers", pd.DataFrame(TABLE, index=IDS),
      {"known": other_order(pd.Series(NUMBERS, index=IDS))}),
-    ("pred_probs has rows in another order than its index", TABLE,
-     {"pred_probs": other_order(PROBS)}),
     ("pred_probs must have its rows in the order of answers", pd.DataFrame(TABLE, index=IDS),
      {"pred_probs": other_order(PROBS.set_axis(IDS))}),
     (r"pred_probs must have the columns .*, got .*'Ash'", NAMES[:, None],
      {"pred_probs": PROBS.set_axis(["Ash", "Birch", "Cedar"], axis=1)}),
-    *((COLUMNS + r", got .'quest", long(labels, OLD)[:rows], {"graph": graph})
-      for labels, rows, graph in ((NAMES.repeat(3), 768, EDGES), (TABLE.ravel(), 256, GRAPH),
-                                  (TABLE.ravel(), 768, HOOD))),
-    (COLUMNS, long(columns=("Task", "Worker", "Label"))),
+    (COLUMNS + r", got .'quest", long(columns=OLD), {"graph": EDGES}),
+    (COLUMNS + r", got .'quest", long(TABLE.ravel(), OLD), {"graph": HOOD}),
     (r"node ids 0..255 as tasks, got 256 .*map ids to nodes", long(shift=1)),
     ("two labels of worker", long().assign(worker=0)),
-    *(("sparse matrix, in which label 0 may be missing", answers, {"graph": graph})
-      for answers in (sparse.csr_array(TABLE), torch.from_numpy(TABLE).to_sparse())
-      for graph in (EDGES, HOOD)),
+    ("sparse matrix, in which label 0 may be missing", sparse.csr_array(TABLE)),
     ("answers must have a row for each node, got 200", TABLE[:200]),
-    ("edge_index holds node id 255", TABLE[:100]),
-    ("return a pair", TABLE, {"graph": (EDGES, 256)}),
     ("graph must be PyG's Data.*a NetworkX graph, a data frame of edges", TABLE,
      {"graph": "edges"}),
-    ("graph has no edge_index", TABLE, {"graph": Data(num_nodes=256)}),
     ("edge_attr belongs to a Neighborhood", TABLE, {"edge_attr": torch.zeros(9)}),
-    (rf"edge_attr must hold numbers of shape \({HOOD.num_edges},\)", TABLE,
-     {"graph": HOOD, "edge_attr": torch.zeros(7)}),
-    ("edge_attr must be finite", TABLE,
-     {"graph": HOOD, "edge_attr": torch.full((HOOD.num_edges,), torch.inf)}),
-    ("unexpected keyword argument 'steps'", TABLE, {"steps": 3}),
+    ("unexpected keyword argument 'classifier'", TABLE, {"classifier": None}),
 ]  # fmt: skip
 
 
@@ -197,21 +167,6 @@ def test_known_labels_in_every_form(answers, known):
     assert (found.predict()[:9] == (NUMBERS if found.labels is None else NAMES)[:9]).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
-def test_unsigned_answers_and_known_labels(dtype):
-    table = torch.from_numpy(TABLE).to(dtype)
-    for answers in (table, table.numpy()):
-        found = Annotators(3).fit(EDGES, answers, known=answers[:, 0], **SHORT)
-        assert found.answers.tolist() == TABLE.tolist()
-        assert found.field.known.tolist() == NUMBERS.tolist()
-
-
-def test_a_masked_label_is_unknown_to_a_field():
-    known = np.ma.array(np.where(KNOWN < 0, 2, KNOWN), mask=KNOWN < 0)
-    field = fit_field(Annotators(3), HOOD, TABLE, known=known, num_starts=1, **SHORT)
-    assert field.known.tolist() == KNOWN.tolist()
-
-
 def test_names_are_those_of_all_labels():
     """A label that nobody answers has a name if categories give one, and a column."""
     names = [*LABELS, "zelkova"]
@@ -243,25 +198,6 @@ def test_text_that_names_no_labels():
     assert (found.predict() == TRUTH).double().mean() > 0.9
     with pytest.raises(ValueError, match="known must hold integer labels"):
         people.fit(EDGES, NAMES[:, None], known=np.where(known < 0, "-1", NAMES), **SHORT)
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [
-        nx.Graph([*EDGES.T.tolist()]),
-        pd.DataFrame(EDGES.T.numpy(), columns=["source", "target"]),
-        Data(edge_index=EDGES.numpy(), num_nodes=256),
-        EDGES.numpy()[::-1],
-        EDGES.numpy().astype(">i4"),
-        EDGES.to(torch.uint16),
-    ],
-)
-def test_graphs_of_any_library(graph):
-    sources = []
-    for edges in (EDGES, graph):
-        torch.manual_seed(0)
-        sources.append(Annotators(3).fit(edges, TABLE, **SHORT).field.hood.source)
-    assert torch.equal(*sources)
 
 
 def test_names_of_rows():

@@ -3,43 +3,33 @@
 
 """A consensus of annotators: its parts by hand, its inputs, and what dependent errors do to it."""
 
-import itertools
 import math
 
 import pytest
 import torch
-from crowds import EDGES, QUICK, TRUTH, answers_to, by_visitors
+from crowds import EDGES, QUICK, TRUTH, answers_to
 from torch.nn.functional import nll_loss, one_hot
 from torch_geometric.utils import grid, to_dense_adj
 
 from pyro_nmm import sources
 from pyro_nmm.models import Annotators, accuracy, fit_field
-from pyro_nmm.models.annotators import consensus
-from pyro_nmm.models.annotators.agreement import (
-    _each,
-    _together,
-    effective_number,
-    excess_agreement,
-    fit_confusion,
-    matrices,
-)
 from pyro_nmm.models.annotators.answers import Entries
-from pyro_nmm.models.annotators.consensus import (
+from pyro_nmm.models.annotators.pool import (
     ALONE,
-    INFORMED,
     SHARE,
+    STRENGTH,
     LeftOut,
     Walk,
-    consensus_of,
     fit_powers,
+    gate,
     left_out_answers,
     potts_labels,
     refit_powers,
     standard_errors,
 )
-from pyro_nmm.models.annotators.consensus import STRENGTH as PULL
-from pyro_nmm.models.annotators.model import STRENGTHS
-from pyro_nmm.models.annotators.quality import _by_label
+from pyro_nmm.models.annotators.quality import _by_label, fit_confusion
+
+NOTHING = torch.zeros(256, 3).double()
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +88,7 @@ def test_the_field_of_neighbours_is_a_fixed_point():
 
     def pull(labels, node):
         total = sum((labels[other] for other in neighbours[node]), torch.zeros(3).double())
-        return PULL * total / max(1, len(neighbours[node])) ** 0.5
+        return STRENGTH * total / max(1, len(neighbours[node])) ** 0.5
 
     part = torch.tensor([0, 1, 1, 0, 0])
     found = potts_labels(Walk.on_graph(edges, 5), evidence, part)
@@ -123,7 +113,7 @@ def test_left_out_answers_by_hand(strength, number):
     emission = Annotators(3, strength=strength, num_answers=number)
     field = fitted(answers, emission)
     part = torch.arange(256) % 4
-    found = left_out_answers(field, answers, field.probs, part)
+    found = left_out_answers(field, Entries.of(answers), field.probs, part)
     assert len(found.node) == (answers >= 0).sum()
     for group in range(4):
         rest = answers.masked_fill((part == group)[:, None], -1)
@@ -149,26 +139,23 @@ def test_left_out_answers_given_types():
     """Each answer's likelihood, and the likelihood of a table without it."""
     answers, emission = answers_to(TRUTH, [0.8, 0.6, 0.5], missing=0.5), Annotators(3, num_types=4)
     answers[0] = torch.tensor([2, -1, -1])
-    field = fitted(answers, emission)
-    found = left_out_answers(field, answers, field.probs, torch.zeros(256).long())
-    values = emission.maximise(answers.new_full((256, 3), -1), field.probs, field.values)
-    values = {name: value.double() for name, value in values.items()}
+    field, entries = fitted(answers, emission), Entries.of(answers)
+    found = left_out_answers(field, entries, field.probs, torch.zeros(256).long())
+    values = emission.without(entries.at(torch.zeros(256).bool()), field.probs, field.values)
     torch.testing.assert_close(found.evidence, emission.log_prob(values, answers))
-    annotators = (answers.T >= 0).nonzero()[:, 0]
-    rest, alone = answers[found.node].clone(), torch.full((len(found.node), 3), -1)
-    rows = torch.arange(len(annotators))
-    alone[rows, annotators], rest[rows, annotators] = answers[found.node, annotators], -1
+    rest, alone = answers[entries.node].clone(), torch.full((len(entries.node), 3), -1)
+    rows = torch.arange(len(rest))
+    alone[rows, entries.annotator], rest[rows, entries.annotator] = entries.answer, -1
     torch.testing.assert_close(found.single, emission.log_prob(values, alone))
     torch.testing.assert_close(found.others, emission.log_prob(values, rest))
     assert not found.others[found.node == 0].any()
 
 
-@pytest.mark.slow
 def test_powers_are_the_best_ones():
     """Of a likelihood by loops, on a mesh around them."""
     answers = answers_to(TRUTH, [0.8, 0.6, 0.5, 0.5], missing=0.1)
     field = fitted(answers)
-    left_out = left_out_answers(field, answers, field.probs, torch.arange(256) % 8)
+    left_out = left_out_answers(field, Entries.of(answers), field.probs, torch.arange(256) % 8)
     first, second = torch.rand(2, 256, 3).double().softmax(-1)
     found = fit_powers(torch.stack([first, second], 1).log(), left_out)
     assert 0 < found[-1] < 1
@@ -202,133 +189,6 @@ def test_known_labels_move_powers():
     assert 0.7 < weight < 1.3
 
 
-def test_pairs_by_loops():
-    """Equal ones, those by chance, and all, of nodes with weights; each pair, and together."""
-    answers, labels = answers_to(TRUTH[:20], [0.8, 0.6, 0.5]), torch.rand(20, 3).double()
-    confusion, tables = torch.rand(3, 3, 3).double().softmax(-1), torch.zeros(3, 3, 3).double()
-    for node, (one, other) in itertools.product(range(20), itertools.permutations(range(3), 2)):
-        first, second = answers[node, [one, other]].tolist()
-        if min(first, second) >= 0:
-            chance = (confusion[one] * confusion[other]).sum(-1)
-            row = [float(first == second), 0.0, 1.0]
-            tables[:, one, other] += torch.tensor(row).double() * labels[node].sum()
-            tables[1, one, other] += labels[node] @ chance
-    entries = Entries.of(answers)
-    torch.testing.assert_close(_together(entries, labels, confusion), (*tables.sum((1, 2)),))
-    labels = labels / labels.sum(1, keepdim=True)
-    for table, together in zip(
-        _each(entries, labels, confusion), _together(entries, labels, confusion), strict=True
-    ):
-        torch.testing.assert_close(table.sum(), together)
-        torch.testing.assert_close(table, table.mT)
-
-
-def test_excess_agreement_with_sure_labels():
-    """Known labels: the share of pairs that agree, above chance by hand; copies have one."""
-    right = torch.full((20_000,), 0.6)
-    truth = torch.randint(3, (20_000,))
-    answers = answers_to(truth, [0.6, 0.6, 0.6], missing=0.2)
-    probs = one_hot(truth, 3).double()
-    log_prior = probs.clamp(min=1e-9).log()
-    found = excess_agreement(probs, log_prior, 0.5, answers)
-    assert abs(found.excess) < 3 * found.error + 1e-3
-    assert not found.found
-    same = torch.rand(20_000) < 0.5
-    copied = answers[:, 0].where(same & (answers[:, 0] >= 0) & (answers[:, 1] >= 0), answers[:, 1])
-    answers[:, 1] = copied
-    pairs = excess_agreement(probs, log_prior, 0.5, answers, pairs=True)
-    by_chance = (right**2 + 2 * 0.2**2).mean()  # .6 right, .2 each of the two wrong answers
-    both = (answers[:, 0] >= 0) & (answers[:, 1] >= 0)
-    agree = (answers[:, 0] == answers[:, 1])[both].double().mean()
-    excess = pairs.excess[0, 1].item()
-    assert excess == pytest.approx(((agree - by_chance) / (1 - by_chance)).item(), abs=0.02)
-    assert excess == pytest.approx(0.5, abs=0.03)
-    assert pairs.found.nonzero().tolist() == [[0, 1], [1, 0]]
-
-
-def panel(truth, groups, copy):
-    """Judges who repeat their group's guess with a probability. Of guesses .6 are right."""
-    judges = []
-    for number in groups:
-        guesses = answers_to(truth, [0.6] * (number + 1), missing=0.0)
-        copies = torch.rand(len(truth), number) < copy
-        judges.append(torch.where(copies, guesses[:, :1], guesses[:, 1:]))
-    return torch.cat(judges, 1)
-
-
-#: Groups, probability of a copy, and by the formula the number of independent judges.
-PANELS = [
-    ((3, 3, 3), 0.9, 3.44),
-    ((9,), 0.7, 1.83),
-    ((1,) * 9, 0.0, 9.0),
-    ((5, 1, 1, 1, 1), 0.8, 3.72),
-]
-
-
-@pytest.mark.parametrize(("groups", "copy", "number"), PANELS)
-def test_effective_number_of_judges(groups, copy, number):
-    """With observed labels it is exact; a third of the answers may be missing."""
-    truth = torch.randint(3, (2000,))
-    answers = panel(truth, groups, copy)
-    log_prior = one_hot(truth, 3).double().clamp(min=1e-9).log()
-    start = {"confusion": torch.full((9, 3, 3), 1 / 3)}
-    low, high = effective_number(log_prior, 1.0, start, answers)[1:]
-    assert 0.9 * number < low <= number * 1.01
-    assert number * 0.99 < high < 1.1 * number
-    asked = answers.masked_fill(torch.rand(answers.shape) < 1 / 3, -1)
-    rate = (9 / number - 1) / 8  # 6 answers are left at a node
-    found = effective_number(log_prior, 1.0, start, asked).mean
-    assert found.item() == pytest.approx(6 / (1 + 5 * rate), rel=0.05)
-    assert effective_number(log_prior[:1].expand(2000, 3), 1.0, start, answers).mean.isnan()
-
-
-@pytest.mark.slow
-def test_effective_number_of_a_fit():
-    """Labels around the nodes show copies that the consensus takes for the label."""
-    for groups, copy, number in PANELS:
-        found = Annotators(3).fit(EDGES, panel(TRUTH, groups, copy), **QUICK)
-        worth = found.effective_number()
-        assert worth.low < 1.1 * number
-        assert worth.high > 0.9 * number
-        assert "9.0 answers a node are worth" in found.summary()
-        state = torch.get_rng_state()
-        assert found.summary() == str(found.summary())
-        assert torch.equal(state, torch.get_rng_state())
-
-
-def test_dependence_of_a_sparse_table():
-    """Replicates of people who give few answers each: as expected of independent errors."""
-    truth = torch.randint(2, (2000,))
-    answers = by_visitors(truth, 4, 40)
-    probs = one_hot(truth, 2).double()
-    log_prior = probs.clamp(min=1e-9).log()
-    found = excess_agreement(probs, log_prior, 1.0, answers)
-    assert abs(found.expected) < 0.02
-    assert not found.found
-    first = answers[torch.arange(2000), (answers >= 0).long().argmax(1)]
-    copies = answers.where((answers < 0) | (torch.rand(answers.shape) < 0.5), first[:, None])
-    assert excess_agreement(probs, log_prior, 1.0, copies).found
-
-
-@pytest.mark.parametrize("each", [1, 3])
-def test_pairs_of_many_people_with_few_answers(each):
-    """Values are moderate, unknown where two people share no node, and can be printed."""
-    asked = torch.rand(256, 40).argsort(1) < each
-    answers = answers_to(TRUTH, [0.8] * 40, missing=0.0).masked_fill(~asked, -1)
-    found = Annotators(3).fit(EDGES, answers, **QUICK).pairs()
-    shared = (answers >= 0).double()
-    never = (shared.mT @ shared == 0).fill_diagonal_(False)
-    for table in found:
-        assert table.shape == (40, 40)
-        assert table[never].isnan().all()
-        assert (table[table.isfinite()].abs() < 100).all()
-    assert never.any()
-    if each > 1:
-        assert found.excess[~never].isfinite().double().mean() > 0.5
-    assert not found.found[never].any()
-    assert "40 annotators" in str(found)
-
-
 def test_confusion_beside_the_neighbours():
     """EM raises the likelihood, and finds the matrices if neighbours know the label's chances."""
     truth = torch.randint(3, (20_000,))
@@ -347,58 +207,40 @@ def test_confusion_beside_the_neighbours():
     assert score(start) < score(found) <= score(once) + 0.1  # the prior is random
 
 
-def recorded(monkeypatch, name):
-    """Arguments and value of each call of a function of the module."""
-    calls, function = [], getattr(consensus, name)
-
-    def record(*args, **options):
-        calls.append((args, function(*args, **options)))
-        return calls[-1][1]
-
-    monkeypatch.setattr(consensus, name, record)
-    return calls
-
-
 @pytest.mark.parametrize("right", [[0.8, 0.6, 0.5], [0.8]])
-def test_the_pool_is_its_formula(monkeypatch, right):
-    """Matrices come from the answers alone, then from the field, as the graph predicts answers. One
-    annotator's come from the mean with the pool too."""
-    answers, walk = answers_to(TRUTH, right), Walk.on_graph(EDGES, 256)
-    field = fitted(answers)
-    left_out, pools = recorded(monkeypatch, "left_out_answers"), recorded(monkeypatch, "_pool")
-    found = consensus_of(field, answers, walk)
-    used, evidence = [args[2] for args, _ in left_out], [each.evidence for _, each in left_out]
-    simple = field.emission.alone(answers, torch.zeros(256, 3), {}).float()
-    again = [] if len(right) > 1 else [(field.probs + simple + pools[0][1].probs).float() / 3]
-    torch.testing.assert_close(used, [simple, field.probs, *again])
-    logits = found.powers["answers"] * evidence[-1]
-    for name, prior in found.priors.items():
-        logits = logits + found.powers[name] * prior.double().log()
-    torch.testing.assert_close(found.probs, logits.softmax(-1).float(), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(found.log_prior, pools[-1][1].log_prior, atol=1e-5, rtol=1e-4)
-    assert 0 < found.powers["answers"] < 1
+def test_the_pool_is_its_formula(right):
+    """Priors and evidence to their powers; the answers' power is below one on a graph that fits."""
+    answers = answers_to(TRUTH, right)
+    found = Annotators(3).fit(EDGES, answers, **QUICK)
+    logits = found.log_prior
+    evidence = (found.probs.double().log() - logits) / found.powers["answers"]
+    asked = (answers >= 0).any(1)
+    flat = evidence[~asked] - evidence[~asked].mean(1, keepdim=True)
+    torch.testing.assert_close(flat, torch.zeros_like(flat), atol=1e-3, rtol=0)
+    assert list(found.priors) == ["shares", "walk", "potts"]
     assert found.powers["shares"] == 0
+    assert 0 < found.powers["answers"] < 1
+    for prior in found.priors.values():
+        torch.testing.assert_close(prior.sum(1), torch.ones(256))
+    own = evidence[asked].gather(1, answers[asked].amax(1, keepdim=True))
+    if len(right) == 1:  # an answer is evidence for the label that it names
+        assert (own[:, 0] == evidence[asked].amax(1)).double().mean() > 0.9
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.4, 1.0])
-def test_a_graph_counts_as_it_predicts(monkeypatch, weight):
-    """Between the answers alone, with shares of the labels, and the pool."""
-    answers = answers_to(TRUTH, [0.8, 0.6, 0.5])
-    field, walk = fitted(answers), Walk.on_graph(EDGES, 256)
-    errors = torch.tensor(weight + INFORMED - 1).double()
-    monkeypatch.setattr(consensus, "standard_errors", lambda *args: errors)
-    left_out, pools = recorded(monkeypatch, "left_out_answers"), recorded(monkeypatch, "fit_powers")
-    found = consensus_of(field, answers, walk)
-    simple = field.emission.alone(answers, torch.zeros(256, 3), {})
-    mixed = (weight * field.probs + (1 - weight) * simple).float()
-    torch.testing.assert_close(left_out[-1][0][2], mixed)
-    (_, powers), evidence = pools[-1], left_out[-1][1].evidence
-    around = [found.priors[name].double().log() for name in ("walk", "potts")]
-    pool = powers[0] * around[0] + powers[1] * around[1]
-    pool = pool + SHARE * powers[:2].sum().clamp(max=1) * powers[2] * evidence
-    logits = weight * pool + (1 - weight) * (simple.mean(0).log() + evidence)
-    torch.testing.assert_close(found.probs, logits.softmax(-1).float(), atol=1e-4, rtol=1e-3)
-    assert ("a graph that does not fit" in found.summary()) == (weight < 1)
+def test_a_graph_counts_as_it_predicts():
+    """The shuffled graph counts for little, with the answers' power near one; some edges for more,
+    and the whole graph in full. The walk and the Potts model share one gate."""
+    answers, used = answers_to(TRUTH, [0.8, 0.6, 0.5]), []
+    for kept in (0.0, 0.15, 1.0):
+        torch.manual_seed(0)
+        edges = torch.where(torch.rand(EDGES.shape[1]) < kept, EDGES, torch.randperm(256)[EDGES])
+        powers = Annotators(3).fit(edges, answers, **QUICK).powers
+        used.append(1 - powers["shares"])
+        if used[-1] == 0:
+            assert (powers["walk"], powers["potts"], powers["answers"]) == (0, 0, 1)
+    assert used[0] < 0.5
+    assert used[2] == 1
+    assert used[0] <= used[1]
 
 
 def test_labels_from_answers_alone():
@@ -439,9 +281,6 @@ def test_dependent_errors():
         if name == "dependent":
             assert before > 0.15
             assert abs(gaps[name]) < before - 0.05
-            assert found.dependence.found
-            assert found.pairs().excess.shape == (5, 5)
-            assert "errors are dependent" in found.summary()
             quality = accuracy(found)
             there = answers >= 0
             right = ((answers == TRUTH[:, None]) & there).sum(0) / there.sum(0)
@@ -455,7 +294,8 @@ def test_information_gain_by_enumeration():
     """The label's entropy now, minus its mean after each possible answer."""
     answers = answers_to(TRUTH, [0.9, 0.6, 0.4], missing=0.6)
     found = Annotators(3).fit(EDGES, answers, **QUICK)
-    gain, table = found.information_gain(), matrices(found.probs, answers, 3)
+    counts = Annotators(3).maximise(answers, found.probs.double(), {})
+    gain, table = found.information_gain(), counts["confusion"]
     for node in range(0, 256, 25):
         now = found.probs[node].double()
         for annotator in range(3):
@@ -472,7 +312,6 @@ def test_one_annotator():
     found = Annotators(3).fit(EDGES, answers_to(TRUTH, [0.6], missing=0.0), **QUICK)
     assert list(found.powers.values()) == pytest.approx([0.0, 1.0, ALONE, ALONE])
     assert "no node has two answers" in found.summary()
-    assert "unknown with one answer" in found.summary()
     known = TRUTH.where(torch.arange(256) % 4 == 0, -1)
     found = Annotators(3).fit(EDGES, found.answers, known=known, **QUICK)
     assert "powers are defaults" not in found.summary()
@@ -548,11 +387,12 @@ def test_what_priors_know_beyond_their_mean():
     few = none.where(torch.arange(len(truth))[:, None] >= 40, known)
     nobody = LeftOut(*(each[:0] for each in answers))
     assert standard_errors(prior, nobody, few) > 5
+    assert (gate(prior, answers, none), gate(mean, answers, none)) == (1, 0)
 
 
 def test_matrices_of_annotators_who_resemble_each_other():
     """The mean over strengths, by products over one answer after the other."""
-    labels, size = torch.arange(90) % 3, 3
+    labels, size, strengths = torch.arange(90) % 3, 3, torch.tensor([1.0, 2, 5, 10, 20, 40, 80])
     answers = torch.where(torch.rand(90, 2) < 0.6, labels[:, None], torch.randint(3, (90, 2)))
     counts = torch.zeros(2, size, size).double()
     for annotator, given in enumerate(answers.T):
@@ -561,7 +401,7 @@ def test_matrices_of_annotators_who_resemble_each_other():
 
     def towards(mean, tables):
         logs = []
-        for strength in STRENGTHS:
+        for strength in strengths.tolist():
             total = 0.0
             for table in tables:
                 seen = strength * mean
@@ -570,7 +410,7 @@ def test_matrices_of_annotators_who_resemble_each_other():
                         total += (seen[label, answer] / seen[label].sum()).log().item()
                         seen[label, answer] += 1
             logs.append(total)
-        expected = tables + torch.tensor(logs).softmax(0) @ torch.tensor(STRENGTHS) * mean
+        expected = tables + torch.tensor(logs).softmax(0) @ strengths * mean
         return expected / expected.sum(-1, keepdim=True)
 
     prior = torch.full((size, size), 1 / 4).fill_diagonal_(1 / 2).double()
@@ -586,3 +426,55 @@ def test_matrices_of_annotators_who_resemble_each_other():
     given = Annotators(3, strength=2.0).shrunk(counts)[0]
     expected = counts[0] + torch.full((size, size), 0.5).fill_diagonal_(1.0)
     torch.testing.assert_close(given, expected / expected.sum(-1, keepdim=True))
+
+
+def featured():
+    """Features that separate three labels, random neighbours, and few answers of three people."""
+    truth = torch.randint(3, (256,))
+    x = torch.randn(256, 3) + 2 * one_hot(truth, 3)
+    answers = answers_to(truth, [0.6] * 3, missing=0.0)
+    answers[torch.rand(256) < 0.5] = -1
+    return (2 * x).softmax(-1), answers, truth
+
+
+def test_probabilities_of_a_classifier():
+    """They help nodes with and without answers where the graph does not, and have a power."""
+    probs, answers, truth = featured()
+    graph, answered, found = Data(edge_index=EDGES, num_nodes=256), (answers >= 0).any(1), []
+    for option in ({}, {"pred_probs": probs.numpy()}):
+        torch.manual_seed(0)
+        found.append(Annotators(3).fit(graph, answers, **option, **QUICK))
+    with_probs = found[1]
+    assert list(with_probs.powers) == ["shares", "walk", "potts", "classifier", "answers"]
+    assert "classifier" in with_probs.summary()
+    for rows, gain in ((answered, 0.1), (~answered, 0.2)):
+        scores = [mean_log_prob(each.probs[rows], truth[rows]) for each in found]
+        assert scores[1] > scores[0] + gain
+    torch.testing.assert_close(with_probs.priors["classifier"], probs, atol=1e-3, rtol=0)
+    one = Annotators(3).fit(graph, answers[:, :1], pred_probs=probs, **QUICK).powers
+    weight = 1 - one["shares"]
+    assert weight > 0.5  # the classifier predicts answers
+    assert one["classifier"] == pytest.approx(ALONE, rel=0.5)
+    assert one["answers"] == pytest.approx(weight * ALONE + 1 - weight)
+    assert one["walk"] < 0.1  # the graph predicts no answer
+
+
+def test_the_answers_of_one_label_each_have_the_same_share():
+    """Copies lower the power of the answers: the sum of the priors' powers is a factor of it."""
+    guess = answers_to(TRUTH, [0.6], missing=0.0)
+    found = Annotators(3).fit(EDGES, guess.expand(256, 5), **QUICK)
+    assert found.powers["answers"] < 0.5 * SHARE
+
+
+@pytest.mark.parametrize(
+    ("message", "probs"),
+    [
+        (r"pred_probs must have shape \(256, 3\)", torch.rand(256, 2)),
+        ("pred_probs must have rows that sum to one", torch.rand(256, 3)),
+        ("pred_probs must be probabilities", 2 * torch.eye(3).repeat(86, 1)[:256] - 1 / 3),
+        ("pred_probs must be a floating-point", torch.ones(256, 3).long()),
+    ],
+)
+def test_refusals_of_probabilities(message, probs):
+    with pytest.raises(ValueError, match=message):
+        Annotators(3).fit(EDGES, TRUTH[:, None], pred_probs=probs, **QUICK)

@@ -5,7 +5,7 @@
 
 import pytest
 import torch
-from crowds import QUICK, SHORT, answers_to, by_visitors
+from crowds import QUICK, answers_to, by_visitors
 from torch.nn.functional import nll_loss
 from torch_geometric.utils import grid
 
@@ -70,12 +70,6 @@ def test_a_single_answer_of_each_without_edges(labels):
     assert found.powers == {"shares": 1.0, "walk": 0.0, "potts": 0.0, "answers": 1.0}
     assert "0% of the pool" in found.summary()
     assert "are few" not in found.summary()
-
-
-def test_two_labels_on_a_graph_that_fits():
-    answers = by_visitors(HALVES, 3, 1)
-    right, vote, _ = accuracies(Annotators(2).fit(EDGES, answers, **QUICK), answers, HALVES)
-    assert right > vote + 0.05
 
 
 def prior_of(people, number=1):
@@ -221,11 +215,3 @@ def test_known_labels_name_labels(kind):
             found = people.fit(EDGES, answers, known=known, num_starts=1, **QUICK)
         hits.append((found.predict() == HALVES).double().mean())
     assert min(hits) > 0.8
-
-
-@pytest.mark.parametrize(("aligned", "starts"), [(True, 1), (False, 5)])
-def test_one_start_if_answers_name_labels(aligned, starts):
-    seen, answers = [], answers_to(HALVES, [0.8, 0.7], labels=2)
-    options = SHORT | {"progress": lambda steps: seen.append(len(steps)) or steps}
-    Annotators(2, aligned=aligned).fit(EDGES, answers, **options)
-    assert seen == [1] * starts
