@@ -380,7 +380,8 @@ def label_gradients(formula: Formula, fold: Fold) -> Tensor:
     """``(n, d)``: of log-probabilities of held-out labels towards the parameters, in double."""
     # Each label has a copy of the parameters, and each edge one of the inputs of its source, so
     # that one backward pass has the gradients of all labels.
-    rows, numbers, gradients = fold.hood.restrict(fold.held_out), formula.numbers().double(), []
+    rows, numbers = fold.hood.restrict(fold.held_out), formula.numbers().double()
+    gradients: list[Tensor] = []
     for block in row_blocks(rows.ptr, 16 * fold.inputs.shape[-1]):  # sixteen tables of the edges
         part = rows.take(torch.arange(block.start, block.stop, device=rows.device))
         place = torch.arange(part.num_edges, device=rows.device)

@@ -104,7 +104,10 @@ class StackedNMM(nn.Module):
     label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
 
     **Stages.** Labels may be revealed in blocks, each of which has a joint distribution given all
-    earlier ones in :math:`P`: see :class:`~pyro_nmm.models.StagedPosterior`.
+    earlier ones:
+
+    >>> stacked.posterior(hood, scores, y, train, stages=3).sample((5,)).shape
+    torch.Size([5, 4])
 
     **Edge weights** multiply the attention (``logits`` get their logarithms) and the pool's walk.
 
@@ -345,8 +348,9 @@ class StackedNMM(nn.Module):
         :param Tensor beside: ``(N, C)`` label probabilities with the share :math:`1 - w` after a
             fit by folds, default temperature scaling of the scores.
         :param stages: number of blocks in which labels are revealed to the pool, at random, or the
-            block of each node ``(N,)``, ``0..B - 1``: see
-            :class:`~pyro_nmm.models.StagedPosterior`. It needs a pool and ``num_samples``.
+            block of each node ``(N,)``, ``0..B - 1``. It needs a pool and ``num_samples``. With
+            several blocks the posterior has ``log_likelihood``, of all nodes of the blocks before
+            its last one, ``sample`` and ``counts``. A block costs a pool, :math:`O(E C)` 20 times.
         """
         check_integers(0, num_draws=num_draws)
         if num_samples is not None:

@@ -32,19 +32,9 @@ class StagedPosterior(Posterior):
             y_{\rho_{b-1}})
 
     Earlier labels are known in the pool :math:`P`, and their expected counts are added to
-    ``alpha``. One block is the posterior itself, and one node a block is the chain rule.
-    :meth:`~pyro_nmm.models.StackedNMM.posterior` makes it. It has :meth:`log_likelihood`,
-    :meth:`sample` and :meth:`counts`. Other queries would sum over labels of earlier blocks.
-
-    >>> from pyro_nmm import Neighborhood
-    >>> from pyro_nmm.models import StackedNMM
-    >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
-    >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
-    >>> y, train = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, False])
-    >>> stacked = StackedNMM(num_classes=2).fit(hood, scores, y, train, [1, 2], num_steps=20)
-    >>> posterior = stacked.posterior(hood, scores, y, train, stages=3)
-    >>> posterior.sample((5,)).shape
-    torch.Size([5, 4])
+    ``alpha``. One block is the posterior itself, and one node a block is the chain rule. It has
+    :meth:`log_likelihood`, :meth:`sample` and :meth:`counts`. Other queries would sum over labels
+    of earlier blocks.
 
     Cost: for each block a pool, :math:`O(E C)` 20 times; :meth:`sample` for each draw and block, of
     all draws at once. With labels that are ``new``, draws come one by one: each has a posterior of

@@ -143,7 +143,8 @@ def side_by_side(parts: Sequence[Part]) -> Part:
     union = Neighborhood.of_rows(first[-1], torch.arange(first[-1]).to(ptr), ptr, source)
     found = ((name, each) for name, each in fields.items() if each[0] is not None)
     tables = {name: torch.cat(each, -2 if each[0].dim() > 1 else 0) for name, each in found}
-    return type(parts[0])(hood=union, **tables)
+    kind: Any = type(parts[0])
+    return kind(hood=union, **tables)
 
 
 def warn_user(scores: Tensor, hood: Neighborhood) -> None:

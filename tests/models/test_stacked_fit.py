@@ -14,7 +14,6 @@ import torch
 from graphs import house, to_hood
 from stacking import (
     FEW,
-    cliques,
     few_labels,
     fit_on_all_edges,
     log_prior,
@@ -29,7 +28,6 @@ from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.models import StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked import bounded_temperature
 from pyro_nmm.models.stacked.fit import Fold, agreement, parts_of
-from pyro_nmm.models.stacked.formula import Priors
 from pyro_nmm.models.stacked.table import GraphScores
 
 
@@ -116,19 +114,6 @@ def test_update_learns_from_new_labels():
     assert torch.equal(updated.pool.temperature, stacked.pool.temperature)
 
 
-def test_scale_of_the_scores_does_not_matter(shared):
-    """Even where a softmax at unit scale would be saturated in single precision."""
-    hood, scores, *labels = shared[:5]
-    marginals = []
-    for factor in (0.01, 1.0, 1000.0):
-        torch.manual_seed(0)
-        scaled = factor * scores.float()
-        stacked = made("scores").fit(hood, scaled, *labels, num_steps=60)
-        marginals.append(stacked.mixture(hood, scaled).marginals())
-    torch.testing.assert_close(marginals[0], marginals[1], rtol=0, atol=0.02)
-    torch.testing.assert_close(marginals[2], marginals[1], rtol=0, atol=0.02)
-
-
 def test_perfect_scores_and_little_data():
     """A finite temperature, and parameters near the prior's means."""
     hood, y = house(), torch.tensor([0, 1, 0, 1, 0])
@@ -213,20 +198,6 @@ def test_fit_that_diverges_leaves_the_module_alone(lr):
     assert stacked.mixture(*problem[:2]).marginals().isfinite().all()
 
 
-def test_a_fit_needs_some_of_many_held_out_nodes():
-    """Some of them are the fit of a mask of them, and the rest of their labels is not read."""
-    hood, y = Neighborhood.grid(12, 12), torch.randint(3, (144,))
-    scores, train, held_out = torch.randn(144, 3), torch.arange(144) < 30, torch.arange(144) >= 50
-    torch.manual_seed(1)
-    nodes = held_out.nonzero()[:, 0]
-    few = mask(144, *nodes[torch.randperm(len(nodes))[:40]].tolist())
-    expected = StackedNMM(3).fit(hood, scores, y, train, few, **FEW)
-    torch.manual_seed(1)
-    unread = y.masked_fill(held_out & ~few, 0)
-    found = StackedNMM(3).fit(hood, scores, unread, train, held_out, max_held_out=40, **FEW)
-    assert all(map(torch.equal, found.parameters(), expected.parameters()))
-
-
 @pytest.mark.parametrize(("pool", "name"), [(True, "pool.labels"), (False, "log_scale")])
 def test_prior_is_an_argument(pool, name):
     """A tight one holds the fit where its mean is, and the others are as they were."""
@@ -238,27 +209,6 @@ def test_prior_is_an_argument(pool, name):
     mean = 1.7 if pool else 1.7 - math.log(bounded_temperature(scores, y, held_out))
     assert tight.get_parameter(name).item() == pytest.approx(mean, abs=0.01)
     assert tight.gamma.item() != plain.gamma.item()
-
-
-def test_priors_follow_agreement_and_temperature():
-    """The less neighbours agree, the more a node keeps to itself; a prior that is given stays."""
-
-    def means(prior, **options):
-        stacked = StackedNMM(2, **options, prior=prior)
-        priors = Priors.of(stacked.declared, stacked.prior, 4.0, agreement=0.25)
-        return {each.name: each.mean for each in priors.declared}
-
-    assert means({})["gamma"] == 0.5 + 4 * 0.75**2
-    assert means({"gamma": (0.5, 0.6)})["gamma"] == 0.5
-    assert means({}, pool=False)["gamma"] == 2.0
-    assert means({}, pool=False)["log_scale"] == -math.log(4)
-    assert means({})["pool.log_scale"] == -0.9  # the pool has a temperature of its own
-    hood, scores, y, train, held_out = cliques()
-    for labels in (y, torch.randint(3, (60,))):
-        data = GraphScores(hood, scores, labels, train | held_out)
-        stacked = StackedNMM(3).fit(hood, scores, labels, train, held_out, num_steps=1, lr=1e-9)
-        expected = 0.5 + 4 * (1 - agreement(data)) ** 2
-        assert stacked.gamma.item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_agreement_of_labelled_neighbours():

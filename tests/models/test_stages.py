@@ -7,17 +7,15 @@ import itertools
 import pickle
 from dataclasses import replace
 
-import networkx as nx
 import numpy as np
 import oracle
 import pytest
 import torch
-from cost import Work
-from graphs import house, to_hood
+from graphs import house
 from scipy.stats import chisquare
 from stacking import made, mask, moved
 
-from pyro_nmm import Posterior, backend
+from pyro_nmm import Posterior
 from pyro_nmm.models import random_blocks
 from pyro_nmm.models.stacked.stages import StagedPosterior, counted
 from pyro_nmm.models.stacked.table import GraphScores
@@ -136,27 +134,6 @@ def test_draws_at_once_are_copies_of_the_graph(kind):
     for row, marginals in zip(y, both, strict=True):
         torch.testing.assert_close(marginals, posterior.given(row[None], known).marginals())
     assert not torch.equal(*both)
-
-
-def test_stages_are_linear(monkeypatch):
-    """Four times the nodes are four times the work; ten blocks at most ten times one block's."""
-    monkeypatch.setattr(backend, "compiled", None)  # whose loops show no work
-    torch.manual_seed(0)
-    stacked, work = moved(made("pool")), {}
-    for size, stages in itertools.product((250, 1000), (1, 10)):
-        hood, y = to_hood(nx.circulant_graph(size, [1, 2, 3])), torch.randint(3, (size,))
-        given = hood, torch.randn(size, 3), y, torch.arange(size) % 4 == 0
-        posterior = stacked.posterior(*given, num_draws=0, stages=stages)
-        for name, query in {
-            "draws": lambda post: post.sample((4,)),
-            "likelihood": lambda post, y=y: post.log_likelihood(y, num_particles=16),
-        }.items():
-            with Work() as done:
-                query(posterior)
-            work[name, size, stages] = done.total
-    for name in ("draws", "likelihood"):
-        assert work[name, 1000, 10] < 5 * work[name, 250, 10]
-    assert work["likelihood", 1000, 10] < 10 * work["likelihood", 1000, 1]
 
 
 def test_labels_beside_the_nmm_and_new_ones():
