@@ -161,7 +161,7 @@ def small_nodes(smaller):
     whole = Data(x=F.one_hot(y, 3) + torch.randn(90, 3), edge_index=edges, y=y)
     whole = random_split(whole, 0.3, 0.2, 0.5, seed=0)
     short = {name: nodes.CHANGES[name] | {"num_epochs": 2} for name in ("none", "gamma 0")}
-    smaller(nodes, load=lambda name, root: (whole, hood), RESOLUTIONS=[1.0], CHANGES=short)
+    smaller(nodes, load=lambda name, root: (whole, hood), CHANGES=short)
     smaller(fits, NUM_EPOCHS=2)
     return (
         "--datasets cora --backbones gcn --num-trials 1 --num-seeds 1 --num-splits 1 --ratios 0.2"
