@@ -45,9 +45,7 @@ from pyro_nmm.models.random_fields import (
 from pyro_nmm.models.stacked import (
     PooledScores,
     StackedNMM,
-    StagedPosterior,
     edge_weights,
-    marginals_in_blocks,
     random_blocks,
     temperature_scaling,
 )
@@ -56,9 +54,9 @@ __all__ = [
     "DGLFRM", "Annotators", "Compatibility", "Consensus", "ConvolutionalNMM",
     "Emission", "FieldPrior", "FreeNMM", "HiddenField", "MarginalField", "MeanFieldCorrection",
     "NMMNetwork", "NormalEmission", "PairwiseMRF", "ParameterNetwork", "Parameters",
-    "PoissonEmission", "PooledScores", "StackedNMM", "StagedPosterior", "accuracy",
+    "PoissonEmission", "PooledScores", "StackedNMM", "accuracy",
     "annealed_log_normalizer", "coarse_to_fine", "compatibility", "edge_weights", "fit_field",
     "grid_edges", "hidden_field", "information", "ising", "ising_posterior", "leave_one_out",
-    "marginals_in_blocks", "nmm", "node_plate", "potts", "random_blocks",
+    "nmm", "node_plate", "potts", "random_blocks",
     "temperature_scaling",
 ]  # fmt: skip

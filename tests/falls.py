@@ -57,7 +57,6 @@ FALLS = {
         StackedNMM.forward(y: a dimension more)
         StackedNMM.posterior(y: a dimension more)
         StackedNMM.update(y: a dimension more)
-        marginals_in_blocks(y: a dimension more)
     """,
     "a label that is not read: errors advise to leave such nodes out of the mask": """
         NeighborMixture.condition(y: -7)

@@ -14,14 +14,11 @@ from pyro_nmm.models import StackedNMM
 from pyro_nmm.models.stacked import bounded_temperature
 from pyro_nmm.models.stacked.fit import surrogate
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
-from pyro_nmm.sources import communities
 
 #: Kinds of a StackedNMM: options beside the number of classes.
 KINDS = {
     "pool": {},
     "scores": {"pool": False},
-    "communities": {"communities": True},
-    "communities of scores": {"pool": False, "communities": True},
     "relabelled": {
         "compatibility": torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.3, 0.3, 0.4]])
     },
@@ -59,17 +56,10 @@ def numbers(stacked, **values):
     return stacked
 
 
-def place(kind, hood, members):
-    """The graph, with its communities if the kind has them."""
-    edges = torch.stack([hood.source, hood.target])
-    return communities(edges, hood.num_nodes, members) if "communities" in kind else hood
-
-
-def few_labels(kind="pool", seed=0):
+def few_labels(seed=0):
     """60 nodes of which 14 are labelled: graph, scores, labels, and two masks."""
     torch.manual_seed(seed)
-    members = torch.stack([torch.randint(20, (60,)), torch.randint(30, (60,))])
-    hood = place(kind, to_hood(nx.watts_strogatz_graph(60, 4, 0.3, seed=seed)), members)
+    hood = to_hood(nx.watts_strogatz_graph(60, 4, 0.3, seed=seed))
     scores, y, order = torch.randn(60, 3), torch.randint(3, (60,)), torch.randperm(60).tolist()
     return hood, scores, y, mask(60, *order[:5]), mask(60, *order[5:14])
 

@@ -20,10 +20,9 @@ from benchmarks import on_top
 from benchmarks.nodes import fits
 from benchmarks.nodes.fits import DEFAULT, calibrated, chosen, evaluate, fit, load, stack
 from benchmarks.nodes.spn import measure
-from benchmarks.shared.graphs import louvain
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import timed
-from pyro_nmm import Neighborhood, NeighborMixture, sources
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import inner_edges, random_split
 from pyro_nmm.guides import AmortizedNMM, Chains
 from pyro_nmm.models import Compatibility, compatibility
@@ -124,7 +123,6 @@ def shared_fit(hood: Neighborhood, network: nn.Module, y: Tensor) -> NeighborMix
 METHODS = ["backbone", "NMM", "backbone + consistency", "NMM + consistency"]
 #: Methods that take the settings of another method's search.
 SIBLING = {"NMM": "backbone", "backbone + consistency": "NMM + consistency"}
-RESOLUTIONS = [1.0, 4.0, 8.0]  # of Louvain's communities
 PAPER = DEFAULT | {"floor": 1.0, "gamma": 0.0, "weight_decay": 0.005, "num_epochs": 200}
 #: Of our recipe, by choices of the paper and others; then the paper's whole recipe.
 CHANGES: dict[str, dict] = {"none": {}}
@@ -215,30 +213,6 @@ def deviations(args, results: Records) -> None:
         results.add(**key, **row, sequential=hits.double().mean().item())
 
 
-def communities(args, results: Records) -> None:
-    """StackedNMM with Louvain's communities as sources and without, on one classifier."""
-    methods = ["backbone, temperature", "backbone, stacked"]
-    methods += [f"backbone, {k} {r}" for k in ("communities", "weighted") for r in RESOLUTIONS]
-    for ratio, seeds in {None: range(args.num_seeds), 0.2: range(10, 10 + args.num_splits)}.items():
-        each = {"ratio": ratio, "seed": seeds, "method": methods}
-        for first, keys, data, hood, settings in cases(args, results, "communities", **each):
-            scores, _ = fit(first, data, hood, settings)
-            near, tempered = inner_edges(data.edge_index, data.test_mask), calibrated(scores, data)
-            for key in keys:
-                kind, *resolution = key["method"].split(", ")[1].split()
-                model, around, more = tempered, hood, {}
-                if resolution:
-                    probs = tempered if kind == "weighted" else None
-                    groups = louvain(data, float(resolution[0]), probs)
-                    around = sources.communities(data.edge_index, data.num_nodes, groups)
-                if kind != "temperature":
-                    pyro.set_rng_seed(key["seed"])
-                    model = stack(around, scores, data, communities=around.bipartite)
-                    seen = model.log_likelihood(data.y, data.val_mask, data.train_mask, 64)
-                    more = {"val joint": seen.item() / int(data.val_mask.sum())}
-                results.add(**key, **evaluate(model, data, near, joint=True), **more)
-
-
 def predicted(args, results: Records) -> None:
     methods = ["NMM", "backbone, stacked", "backbone, pooled"]
     each = {"seed": range(args.num_seeds), "method": methods}
@@ -305,7 +279,7 @@ OPTIONS |= {"settings_of": (str, "whose search `accuracy` takes"), "ratios": [0.
 OPTIONS |= {"attentions": (["gcn"], "backbones of the attention in `end_to_end`"), "gammas": [0.0]}
 OPTIONS |= {"num_trials": 12, "num_seeds": 10, "num_splits": 5, "data_root": Path}
 OPTIONS |= {"results": RESULTS / "nodes.jsonl", "choices": CHOICES}
-TASKS = search, accuracy, pairs, sizes, deviations, communities, predicted, published, random
+TASKS = search, accuracy, pairs, sizes, deviations, predicted, published, random
 main = command(__doc__, (*TASKS, graphs, generated, end_to_end, end_to_end_search), **OPTIONS)
 
 if __name__ == "__main__":

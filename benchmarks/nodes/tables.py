@@ -20,7 +20,6 @@ from benchmarks.shared.tables import Cell, Paired, against, average, count, fram
 NAMES = {"(.*), temperature": r"\1 + temperature", "(.*), stacked": r"StackedNMM on \1"}
 NAMES |= {"(.*), pooled": r"StackedNMM with its pool on \1"}
 NAMES |= {"(.*), bound": r"\1 by the bound", "(.*), chains": r"\1 by chains"}
-NAMES |= {r"(.*), (communities|weighted) (.*)\.0": r"StackedNMM on \1, \2 at \3"}
 #: Settings of another search make a method another model.
 SETTINGS = "", " (settings of its first 6 trials)", " (settings of the NMM's search)"
 FORMS = "{}", "{} + temperature", "StackedNMM on {}", "StackedNMM with its pool on {}"
@@ -217,22 +216,6 @@ def end_to_end_search(files: Files) -> str:
     return trained(files, "end_to_end_search", "val.")
 
 
-def communities(files: Files) -> str:
-    base = {"model": "StackedNMM on backbone"}
-    cells = {"runs": count} | compared(base, "minus StackedNMM's", 4, form=Paired.spread)
-    cells |= {"log p(validation \\| train)": spread("val joint", 3)}
-    return shared.table(runs(files, "communities"), ["splits", *LINES], cells)
-
-
-def communities_in_short(files: Files) -> str:
-    rows, where = runs(files, "communities"), (["splits", "graph", "backbone"], STACKED)
-    cells = {"cells": shared.number_of(*where[0])}
-    for field, name, better in (("joint", JOINT, 1), ("PLL", "PLL", 1), ("nll", "NLL", -1)):
-        cells[f"{name}, minus StackedNMM's"] = shared.over(*where, field, "+.4f")
-        cells[name, "better, worse"] = shared.clear(*where, field, better)
-    return shared.table(rows, ["model"], cells)
-
-
 def sizes_in_short(files: Files) -> str:
     change = shared.over(CELL, BACKBONE, "accuracy", "+.1f", 100)
     return shared.table(runs(files, "sizes"), ["model"], {"{}": change}, across="ratio")
@@ -355,8 +338,8 @@ def training_size(files: Files) -> Figure:
     return figure
 
 
-TABLES = accuracy, against_backbone, searches, deviations, pairs, gains, influence, communities
-TABLES += against_backbone_in_short, gains_in_short, end_to_end_in_short, communities_in_short
+TABLES = accuracy, against_backbone, searches, deviations, pairs, gains, influence
+TABLES += against_backbone_in_short, gains_in_short, end_to_end_in_short
 TABLES += sizes_in_short, sizes, end_to_end, end_to_end_search, predicted, spn_in_short, spn
 TABLES += relabelled_in_short, heterophilous, heterophilous_generated
 FIGURES = {"training_size.png": training_size}

@@ -23,13 +23,11 @@ from benchmarks.nodes import evaluate, node_scores
 from benchmarks.on_top import rivals, stages
 from benchmarks.on_top import sets as connected
 from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, some_pairs, trained
-from benchmarks.shared.graphs import louvain
 from benchmarks.shared.records import RESULTS, Records, command, pick, read
 from benchmarks.shared.scores import independent_pairs
 from benchmarks.shared.timing import timed
 from pyro_nmm import Neighborhood, NeighborMixture, Posterior
 from pyro_nmm.models import StackedNMM, edge_weights, random_blocks
-from pyro_nmm.sources import communities
 
 FILE = RESULTS / "calibration.jsonl"
 #: Each reported graph that the priors are from, and the other one.
@@ -195,15 +193,13 @@ RULES: dict[str, Callable[[Posterior, Tensor], Tensor]] = {
 
 def questions(args, results: Records) -> None:
     data, hood = graph("digits", None)
-    data, groups = data.clone(), louvain(data, resolution=4.0)
-    hoods = {False: hood, True: communities(data.edge_index, data.num_nodes, groups)}
-    each = {"split": args.splits, "communities": list(hoods), "method": list(RULES)}
+    data, each = data.clone(), {"split": args.splits, "method": list(RULES)}
+    data.hood = hood
     for key in results.missing(task="questions", dataset="digits", backbone="gcn", **each):
-        data.hood = hoods[key["communities"]]
         data.train_mask, data.val_mask, open_to, test = few(data.y, key["split"])
         data.logits = trained("gcn", data, key["split"])
         pyro.set_rng_seed(key["split"])
-        module = StackedNMM(data.logits.shape[1], communities=key["communities"])
+        module = StackedNMM(data.logits.shape[1])
         module.fit(*given(data), data.val_mask)
         known, curve, alike = data.train_mask | data.val_mask, {}, []
         for number in range(QUESTIONS + 1):

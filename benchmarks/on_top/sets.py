@@ -59,10 +59,11 @@ def at_once(data: Data) -> Joint:
 
 def by_stages(data: Data) -> Joint:
     """Held-out labels choose the number of blocks; a set has at most as many as nodes."""
-    module = stages.fitted(data, stages=stages.STAGES)
+    module = stages.fitted(data)
+    number = stages.chosen(stages.held_out_nll(module, data))
 
     def posterior(part: Tensor):
-        block = random_blocks(part, min(module.stages, int(part.sum())))
+        block = random_blocks(part, min(number, int(part.sum())))
         return module.posterior(*given(data), num_draws=0, stages=block)
 
     return (

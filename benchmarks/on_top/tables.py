@@ -230,7 +230,6 @@ def counts_in_sets(files: Files) -> str:
 
 def twenty_questions(files: Files) -> str:
     rows, cells = rows_of(files, "questions"), {}
-    rows["communities"] = shown.ordered(rows["communities"], {False: "no", True: "yes"})
     rows["asked by"] = rows["method"]
     for number in SHOWN:
         nll, accuracy = f"curve.{number}.nll", percent(f"curve.{number}.accuracy")
@@ -238,7 +237,7 @@ def twenty_questions(files: Files) -> str:
     for base in ("entropy", "at random"):
         cells[f"{number} answers, NLL minus {base}"] = against(base, nll, 4, by=["split"])
     cells |= {"correlation with entropy": average("alike", ".4f"), "draws": count}
-    return table(rows, ["communities", "asked by"], cells)
+    return table(rows, ["asked by"], cells)
 
 
 def weights_of_edges(files: Files) -> str:

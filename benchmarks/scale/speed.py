@@ -4,14 +4,11 @@
 """Seconds, memory and noise: of large graphs, steps, draws of q(c|y), estimates, and a GPU."""
 
 import gc
-import tempfile
 import time
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from statistics import mean, median, stdev
 
-import numpy as np
 import pyro
 import torch
 from pyro.infer import TraceGraph_ELBO
@@ -30,7 +27,6 @@ from pyro_nmm.models import (
     NMMNetwork,
     StackedNMM,
     fit_field,
-    marginals_in_blocks,
     nmm,
 )
 from pyro_nmm.ops.entries import evidence_entries
@@ -129,17 +125,15 @@ def latent(query: str, hood: Neighborhood, num_classes: int) -> tuple[str, Calla
 
 def sizes(args, results: Records) -> None:
     for key in results.missing(task="sizes", nodes=args.sizes, threads=args.threads):
-        with tempfile.TemporaryDirectory() as folder:
-            for stages in (in_memory, from_files):
-                edges, rows = in_a_process(args.threads, stages, key["nodes"], Path(folder))
-                for stage, row in rows.items():
-                    results.add(**key, classes=NUM_LABELS, stage=stage, **row, edges=edges)
+        edges, rows = in_a_process(args.threads, in_memory, key["nodes"])
+        for stage, row in rows.items():
+            results.add(**key, classes=NUM_LABELS, stage=stage, **row, edges=edges)
 
 
-def in_memory(nodes: int, folder: Path) -> tuple[int, dict[str, dict]]:
-    """A graph, a fit, and posterior marginals of all nodes: in blocks, and at once."""
+def in_memory(nodes: int) -> tuple[int, dict[str, dict]]:
+    """A graph, a fit, and posterior marginals of all nodes."""
     if nodes > 500:
-        in_memory(500, Path(tempfile.mkdtemp(dir=folder)))  # pays for what is loaded or compiled
+        in_memory(500)  # pays for what is loaded or compiled
     torch.manual_seed(0)
     rows = {}
     edges, rows["a graph"] = measured(citation_like, nodes, 5 * nodes)
@@ -149,32 +143,9 @@ def in_memory(nodes: int, folder: Path) -> tuple[int, dict[str, dict]]:
     part = torch.rand(nodes)
     given, held_out = (hood, scores, y, part < 0.02), part > 0.98
     stacked, rows["fit"] = measured(StackedNMM(NUM_LABELS).fit, *given, held_out)
-    torch.save((stacked.state_dict(), hood.ptr, hood.source, *given[1:]), folder / "stacked.pt")
-    blocks, rows["marginals in blocks"] = measured(in_blocks, folder, stacked, *given)
     mixture, rows["alpha and attention"] = measured(stacked.mixture, *given)
-    found, rows["marginals"] = measured(mixture.marginals)
-    torch.testing.assert_close(torch.from_numpy(blocks), found, atol=1e-4, rtol=1e-4)
+    _, rows["marginals"] = measured(mixture.marginals)
     return hood.num_edges, rows
-
-
-def from_files(nodes: int, folder: Path) -> tuple[int, dict[str, dict]]:
-    """The same marginals in blocks, of a graph and of scores in a file."""
-    in_memory(500, Path(tempfile.mkdtemp(dir=folder)))
-    state, ptr, source, *known = torch.load(folder / "stacked.pt", mmap=True)
-    hood = Neighborhood.of_rows(nodes, torch.arange(nodes), ptr, source)
-    stacked = StackedNMM(NUM_LABELS)
-    stacked.load_state_dict(state)
-    row = measured(in_blocks, folder, stacked, hood, *known)[1]
-    return hood.num_edges, {"marginals in blocks, from files": row}
-
-
-def in_blocks(folder: Path, stacked: StackedNMM, hood: Neighborhood, scores: Tensor, *known):
-    """Marginals that are written to a file as they come."""
-    out = np.memmap(folder / "marginals", np.float32, "w+", shape=tuple(scores.shape))
-    for nodes, probs in marginals_in_blocks(stacked, hood, scores, *known):
-        out[nodes] = probs.numpy()
-    out.flush()
-    return out
 
 
 ESTIMATORS = ["reward_to_go", "one_step_credit", "no_score"]

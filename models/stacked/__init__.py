@@ -5,11 +5,15 @@
 
 from pyro_nmm.models.stacked.fit import bounded_temperature, temperature_scaling
 from pyro_nmm.models.stacked.formula import PooledScores
-from pyro_nmm.models.stacked.model import StackedNMM, marginals_in_blocks
-from pyro_nmm.models.stacked.stages import StagedPosterior, random_blocks
+from pyro_nmm.models.stacked.model import StackedNMM
+from pyro_nmm.models.stacked.stages import random_blocks
 from pyro_nmm.models.stacked.table import edge_weights
 
 __all__ = [
-    "PooledScores", "StackedNMM", "StagedPosterior", "bounded_temperature", "edge_weights",
-    "marginals_in_blocks", "random_blocks", "temperature_scaling",
-]  # fmt: skip
+    "PooledScores",
+    "StackedNMM",
+    "bounded_temperature",
+    "edge_weights",
+    "random_blocks",
+    "temperature_scaling",
+]

@@ -5,13 +5,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Size, Tensor
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
-from torch_geometric.utils import index_to_mask, segment
+from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.arguments import (
@@ -39,10 +39,6 @@ TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
 FOLDS, MOST_LABELS = 5, 2_000
 #: Pairs of neighbours that shrink their agreement, and labels that priors of shares count as.
 PAIRS, LABELS = 10, 5
-#: Nats by which held-out labels may be less likely under more blocks. On 18 fits that are not
-#: reported the NLL of all test labels is .600 a node with none, .591 with these and with twice as
-#: many, and .590 with four times as many. Few labels are held out, so the best number is noise.
-NEARLY = 0.5
 #: Edges of a fold up to which a fit on a device runs on the processor, because each of its many
 #: small calls costs a device more. Times of docs/results/speed.md, linear in the edges, cross near
 #: it. A fit of twice as many edges would take about half as long again there, and a fit of half as
@@ -50,8 +46,6 @@ NEARLY = 0.5
 FEW_EDGES = 50_000
 #: Draws of the parameters, in pairs of opposite deviations from the fit.
 NUM_DRAWS = 16
-#: Change of a parameter in a difference quotient, in double precision.
-CHANGE = 1e-3
 
 
 @with_gradients
@@ -111,14 +105,12 @@ class FitOptions:
     lr: float = 0.1
     progress: Callable[[range], Iterable[int]] = iter
     refit_steps: int = 20
-    stages: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         check_integers(1, num_steps=self.num_steps, num_folds=self.num_folds)
         check_integers(1, max_held_out=self.max_held_out, refit_steps=self.refit_steps)
         check_integers(2, num_samples=self.num_samples)
         check_positive(lr=self.lr)
-        check_integers(1, stages=min(self.stages, default=1))
 
 
 @dataclass(frozen=True)
@@ -127,23 +119,14 @@ class Evidence:
 
     nll: dict[str, float]  #: mean negative log-likelihood of the labels, by candidate
     share: float
-    joint: dict[int, float] = field(default_factory=dict)  #: of all labels, by number of blocks
-
-    @property
-    def stages(self) -> int:
-        """The most blocks under which the labels are nearly as likely as under the best number."""
-        least = min(self.joint.values())
-        return max(number for number, nll in self.joint.items() if nll <= least + NEARLY)
 
     def __str__(self) -> str:
-        lowest = min(self.nll, key=lambda name: self.nll[name])
-        lines = [f"{name:24}{value:8.3f}{'  lowest' * (name == lowest)}"
-                 for name, value in self.nll.items()]  # fmt: skip
-        shares = [f"{'share of the NMM':24}{self.share:8.3f}"] if self.share < 1 else []
-        for number, value in self.joint.items():
-            name = f"all, {number} block{'s' * (number > 1)}, nats"
-            shares.append(f"{name:24}{value:8.1f}{'  chosen' * (number == self.stages)}")
-        return "\n".join(["held-out NLL", *lines, *shares])
+        lowest, lines = min(self.nll.values()), ["held-out NLL"]
+        for name, value in self.nll.items():
+            lines.append(f"{name:24}{value:8.3f}{'  lowest' * (value == lowest)}")
+        if self.share < 1:
+            lines.append(f"{'share of the NMM':24}{self.share:8.3f}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -165,10 +148,13 @@ class Fold:
 
     def small(self) -> "Fold":
         """The same on a smaller graph: of the nodes that its labels depend on."""
-        near, kept, sources = sources_of(self.hood, self.observed | self.held_out)
-        weight = self.edge_weight
+        rows = self.hood.restrict(self.observed | self.held_out)
+        kept = rows.source.unique()
+        # Nodes without a label here keep the edge from themselves only.
+        ends = torch.searchsorted(kept, torch.stack([rows.source, rows.target]))
+        near, weight = Neighborhood(ends, len(kept)), self.edge_weight
         if weight is not None:
-            weight = weight[edges_between(self.hood, sources[near.source], kept[near.target])]
+            weight = weight[edges_between(self.hood, kept[near.source], kept[near.target])]
         labels = self.y[kept], self.observed[kept], self.held_out[kept]
         return Fold(near, self.inputs[..., kept, :], *labels, weight)
 
@@ -176,11 +162,6 @@ class Fold:
         """The same on the processor."""
         found = ((name, value) for name, value in vars(self).items() if value is not None)
         return Fold(**{name: value.to("cpu") for name, value in found})
-
-
-def folds_of(formula: Formula, data: GraphScores, held_out: Tensor, num_folds: int) -> list[Fold]:
-    """Folds of the held-out nodes, each given the other known labels."""
-    return [Fold.of(formula, data, part) for part in parts_of(held_out, num_folds)]
 
 
 def parts_of(mask: Tensor, number: int = FOLDS) -> list[Tensor]:
@@ -206,24 +187,6 @@ def shuffled(nodes: Tensor) -> Tensor:
     return nodes[torch.randperm(len(nodes), device=nodes.device)]
 
 
-def sources_of(hood: Neighborhood, observed: Tensor) -> tuple[Neighborhood, Tensor, Tensor]:
-    """The part of a graph that observed labels depend on; its nodes and its sources, ascending."""
-    rows, num_nodes = hood.restrict(observed), hood.num_nodes
-    reached, members = rows.source.unique(), rows.source.new_zeros(2, 0)
-    if hood.bipartite:
-        chosen = index_to_mask(reached[reached >= num_nodes], hood.num_sources)
-        inside = chosen[hood.source].nonzero()[:, 0]
-        members = torch.stack([hood.source[inside], hood.target[inside]])
-    nodes = torch.cat([reached[reached < num_nodes], members[1]]).unique()
-    sources = torch.cat([nodes, reached[reached >= num_nodes]])
-    source, target = torch.cat([torch.stack([rows.source, rows.target]), members], 1)
-    # Unobserved nodes keep the edges from themselves and from the communities in it only.
-    loops = torch.arange(len(nodes), device=hood.device).expand(2, -1)
-    edges = torch.stack([torch.searchsorted(sources, source), torch.searchsorted(nodes, target)])
-    num_sources = len(sources) if hood.bipartite else None
-    return Neighborhood(torch.cat([edges, loops], 1), len(nodes), num_sources), nodes, sources
-
-
 def fit_folds(
     formula: Formula, priors: Priors, copies: Sequence[tuple[GraphScores, Tensor]],
     options: FitOptions, agree: float,
@@ -231,11 +194,12 @@ def fit_folds(
     """Fit values to held-out nodes, or a copy of the graph a fold; draws of them, and evidence."""
     part = torch.zeros(0, dtype=torch.long)
     if len(copies) == 1:
-        folds = folds_of(formula, *copies[0], options.num_folds)
+        data, out = copies[0]
+        folds = [Fold.of(formula, data, part) for part in parts_of(out, options.num_folds)]
     else:
         every = [Fold.of(formula, data, out) for data, out in copies]
         part = torch.cat([torch.full_like(fold.y, k) for k, fold in enumerate(every)])
-        folds = [Fold(**side_by_side(every))]
+        folds = [side_by_side(every)]
     whole = formula
     if all(map(is_small, folds)):
         folds = [fold.cpu() for fold in folds]
@@ -333,18 +297,16 @@ def label_log_probs(formula: Formula, fold: Fold) -> Tensor:
     """``(n,)``: of each held-out label alone, by the NMM. Cost: linear in the edges into them."""
     rows = fold.hood.restrict(fold.held_out)
     weight = None if fold.edge_weight is None else fold.edge_weight[rows.edge]
-    probs = formula.probs(fold.inputs)
-    return row_log_probs(formula, fold.hood, rows, probs, weight, fold.y[rows.nodes])
+    return row_log_probs(formula, rows, fold.inputs, weight, fold.y[rows.nodes])
 
 
 def row_log_probs(
-    formula: Formula, hood: Neighborhood, rows: Neighborhood, probs: Tensor, weight: Tensor | None,
-    y: Tensor,
-) -> Tensor:  # fmt: skip
-    """The same of labels ``(n,)`` of some rows, of :math:`P` of all nodes of ``hood``."""
-    alpha, probs = formula.concentrations(hood, probs)
+    formula: Formula, rows: Neighborhood, inputs: Tensor, weight: Tensor | None, y: Tensor
+) -> Tensor:
+    """``(n,)``: of labels of some rows, of the inputs of all nodes."""
+    probs = formula.probs(inputs)
     logits, *relabel = formula.attention(rows, probs, weight)
-    attention = rows.softmax(logits)
+    alpha, attention = formula.alpha(probs), rows.softmax(logits)
     if relabel:
         return entries_at(node_marginals(rows, alpha, attention, as_channel(relabel[0])), y).log()
     return node_log_probs(rows, alpha, attention, y)
@@ -353,7 +315,7 @@ def row_log_probs(
 def agreement(data: GraphScores) -> float:
     """How often labelled neighbours agree, from chance (0) to always (1), shrunk by ten pairs."""
     hood, labels = data.hood, data.y[data.known]
-    pairs = (hood.source < hood.num_nodes) & (hood.source != hood.target) & data.known[hood.target]
+    pairs = (hood.source != hood.target) & data.known[hood.target]
     source, target = hood.source[pairs], hood.target[pairs]
     inside = data.known[source]
     same = data.y[source[inside]] == data.y[target[inside]]
@@ -404,47 +366,30 @@ def deviations(
 
     where :math:`g_i` is the gradient of the log-probability of held-out label ``i``, and
     :math:`\Lambda` the precision of the prior. Every second draw has the opposite deviation, so
-    that their mean is the fit. Cost: :math:`O(E_\tau C)`; with communities :math:`O(E_\tau d)`.
+    that their mean is the fit. Cost: :math:`O(E_\tau C)`.
     """
     gradients = torch.cat([label_gradients(formula, fold) for fold in folds])
-    hessian = gradients.T @ gradients + priors.precision(formula.values).double().diag()
+    hessian = gradients.T @ gradients + priors.precision(formula.values).to(gradients).diag()
     scores = torch.randn(number // 2, len(gradients)).to(gradients) @ gradients
     half = torch.linalg.solve(hessian, scores.T).T
     return torch.stack([half, -half], 1).flatten(0, 1).to(folds[0].inputs)
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def label_gradients(formula: Formula, fold: Fold) -> Tensor:
     """``(n, d)``: of log-probabilities of held-out labels towards the parameters, in double."""
-    # Difference quotients, because segments and products over edges have no forward derivatives.
-    fold, numbers = replace(fold, inputs=fold.inputs.double()), formula.numbers().double()
-    changes, offsets = CHANGE * torch.eye(len(numbers)).to(fold.inputs), []
-    if formula.temperature is not None and not fold.hood.bipartite:
-        offsets = [offset_gradients(formula.with_values(numbers), fold)]  # the last parameters
-        changes = changes[: -offsets[0].shape[1]]
-
-    def at(numbers: Tensor) -> Tensor:
-        return label_log_probs(formula.with_values(numbers), fold)
-
-    columns = [(at(numbers + step) - at(numbers - step)) / (2 * CHANGE) for step in changes]
-    gradients = torch.cat([torch.stack(columns, 1), *offsets], 1)
-    return gradients.nan_to_num(0.0, 0.0, 0.0)  # of a label without a probability
-
-
-@torch.enable_grad()
-def offset_gradients(formula: Formula, fold: Fold) -> Tensor:
-    """``(n, C)``: the gradient towards the offsets of all labels in one pass."""
-    # A label depends on its row's sources alone: each edge gets a copy of their probabilities.
-    rows, probs = fold.hood.restrict(fold.held_out), formula.probs(fold.inputs).detach()
-    gradients = probs.new_empty(rows.num_rows, probs.shape[1])
-    for block in row_blocks(rows.ptr, 8 * probs.shape[1]):  # eight tables of the edges at a time
+    # Each label has a copy of the parameters, and each edge one of the inputs of its source, so
+    # that one backward pass has the gradients of all labels.
+    rows, numbers = fold.hood.restrict(fold.held_out), formula.numbers().double()
+    gradients: list[Tensor] = []
+    for block in row_blocks(rows.ptr, 16 * fold.inputs.shape[-1]):  # sixteen tables of the edges
         part = rows.take(torch.arange(block.start, block.stop, device=rows.device))
         place = torch.arange(part.num_edges, device=rows.device)
         stars = Neighborhood.of_rows(len(place), place[part.source == part.target], part.ptr, place)
-        sources = probs.index_select(0, part.source).requires_grad_()
+        own = numbers.repeat(part.num_rows, 1).requires_grad_()
+        each = formula.with_values(own.index_select(0, part.row))
+        inputs = fold.inputs.index_select(-2, part.source).double()
         weight = None if fold.edge_weight is None else fold.edge_weight[part.edge]
-        log_probs = row_log_probs(formula, stars, stars, sources, weight, fold.y[part.nodes])
-        (slope,) = torch.autograd.grad(log_probs.sum(), sources)
-        near = sources.detach()
-        gradients[block] = segment(near * (slope - (near * slope).sum(-1, keepdim=True)), part.ptr)
-    return gradients
+        log_probs = row_log_probs(each, stars, inputs, weight, fold.y[part.nodes])
+        gradients += torch.autograd.grad(log_probs.sum(), own)
+    return torch.cat(gradients).nan_to_num(0.0, 0.0, 0.0)  # of a label without a probability

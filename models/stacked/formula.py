@@ -4,22 +4,20 @@
 """Label probabilities, concentrations and attention of a StackedNMM as functions of parameters."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
-from torch_geometric.utils import index_to_mask, scatter, segment
+from torch_geometric.utils import cumsum, index_to_mask, segment
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import check_each_call, check_integers, expect
-from pyro_nmm.blocks import row_blocks
-from pyro_nmm.graph_arguments import check_all_rows, check_hood
-from pyro_nmm.models.networks import attention_scores, between_nodes
+from pyro_nmm.graph_arguments import check_all_rows
+from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.stacked.table import GraphScores
-from pyro_nmm.relabel import as_channel, entries_at
 from pyro_nmm.sparse import sparse_csr, spread
 
 #: Probability that the walk takes another step, and its largest number of steps.
@@ -32,9 +30,7 @@ USUAL_AGREEMENT = 0.75
 CERTAIN, EXCLUDED = 1e6, 1e-6
 
 Tensors = tuple[Tensor, ...]
-#: Slices of nodes, and a table of each.
-Blocks = Iterator[tuple[slice, Tensor]]
-#: Parameters by name.
+#: Parameters by name, ``(1,)`` or ``(C,)``, or ``(E, 1)`` or ``(E, C)`` for each edge's source.
 Values = Mapping[str, Tensor]
 #: Means and standard deviations by name.
 Prior = Mapping[str, tuple[float, float]]
@@ -80,23 +76,17 @@ POOL = (
     Parameter("agreement", -0.2, 0.3),
     Parameter("offsets", 0.0, 0.7),
 )
+#: Of edges that relabel; not chosen on any data.
+RELABEL = (Parameter("odds", -1.0, 1.5),)
 #: Deviations by which the mean of a prior rises where scores say nothing: labels have more weight
 #: alone than beside scores that learned from them. On maps half of it costs .02 nats a node where
 #: neighbours agree, and twice gains .01.
 RISE = 3.0
-#: Of communities, chosen on the splits of ``ON_SCORES``.
-COMMUNITIES = (
-    Parameter("log_kappa_community", -1.0, 1.0, log=True),
-    Parameter("community", -1.0, 1.0),
-)
-#: Of edges that relabel; not chosen on any data.
-RELABEL = (Parameter("odds", -1.0, 1.5),)
 
 
-def declarations(pool: bool, communities: bool, relabel: bool) -> tuple[Parameter, ...]:
+def declarations(pool: bool, relabel: bool) -> tuple[Parameter, ...]:
     """The parameters of a StackedNMM, in the order of its ``parameters()``."""
     declared: tuple[Parameter, ...] = ON_POOL if pool else ON_SCORES
-    declared += COMMUNITIES if communities else ()
     declared += RELABEL if relabel else ()
     return declared + tuple(replace(p, name=f"pool.{p.name}") for p in POOL if pool)
 
@@ -120,9 +110,13 @@ class Priors:
 
     @classmethod
     def of(
-        cls, declared: Iterable[Parameter], prior: Prior, temperature: float = 1.0,
-        agreement: float = 1.0, silence: float = 0.0,
-    ) -> "Priors":  # fmt: skip
+        cls,
+        declared: Iterable[Parameter],
+        prior: Prior,
+        temperature: float = 1.0,
+        agreement: float = 1.0,
+        silence: float = 0.0,
+    ) -> "Priors":
         """With ``prior``'s means and deviations. Declared means depend on neighbours' agreement."""
         priors = []
         for old in declared:
@@ -139,11 +133,6 @@ class Priors:
         for parameter in self.declared:
             values[parameter.name].data.fill_(parameter.mean)
 
-    @torch.no_grad()
-    def at_start(self, values: Values) -> bool:
-        """Whether all are where :meth:`start` puts them, in single precision."""
-        return all(bool((values[p.name].float() == p.mean).all()) for p in self.declared)
-
     def log_prob(self, values: Values) -> Tensor:
         """Up to a constant."""
         squares = [((values[p.name] - p.mean) / p.sd).square().sum() for p in self.declared]
@@ -151,14 +140,13 @@ class Priors:
 
     def precision(self, values: Values) -> Tensor:
         """``(d,)``: of all numbers."""
-        numbers = [torch.full_like(values[p.name].view(-1), p.sd**-2) for p in self.declared]
-        return torch.cat(numbers).detach()
+        return torch.cat([torch.full_like(values[p.name], p.sd**-2) for p in self.declared])
 
     @torch.no_grad()
     def are_finite(self, values: Values) -> bool:
         """Whether all are, and the exponentials of logarithms too, which must be positive."""
-        positive = torch.stack([values[p.name] for p in self.declared if p.log]).exp()
-        numbers = torch.cat([positive, *(value.view(-1) for value in values.values())])
+        positive = torch.cat([values[p.name] for p in self.declared if p.log]).exp()
+        numbers = torch.cat([positive, *values.values()])
         return bool((positive > 0).all() and numbers.isfinite().all())
 
 
@@ -235,42 +223,41 @@ class PooledScores(nn.Module):
         return ", ".join(f"{name}={value.item():.4g}" for name, value in values.items())
 
     def terms(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor,
+        self,
+        hood: Neighborhood,
+        scores: Tensor,
+        y: Tensor,
+        known: Tensor,
         edge_weight: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         r"""``(4, N, C)``: :math:`x / t`, :math:`m`, :math:`\ell` and :math:`(A - .75) \, x / t`, of
         arguments as for :meth:`StackedNMM.forward`. Cost: :math:`O(E C)`, 21 times.
         """
-        check_hood(hood)
         data = GraphScores.of(hood, scores, y, known, edge_weight)
-        return all_terms(data.with_shares(self.shares, self.temperature), self.temperature)
+        return terms_of(data.with_shares(self.shares, self.temperature), self.temperature)
 
 
 def pooled(
-    terms: Tensor, log_scale: Tensor, neighbors: Tensor, labels: Tensor, agreement: Tensor,
+    terms: Tensor,
+    log_scale: Tensor,
+    neighbors: Tensor,
+    labels: Tensor,
+    agreement: Tensor,
     offsets: Tensor,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """:math:`P` of the terms, by the parameters of a pool."""
-    weights = torch.stack([log_scale.exp(), neighbors, labels, agreement]).to(terms)
-    return (torch.tensordot(weights, terms, 1) + offsets.to(terms)).softmax(-1)
+    pairs = zip((log_scale.exp(), neighbors, labels, agreement), terms, strict=True)
+    return sum((weight.to(term) * term for weight, term in pairs), offsets.to(terms)).softmax(-1)
 
 
-def all_terms(data: GraphScores, temperature: Tensor) -> Tensor:
+def terms_of(data: GraphScores, temperature: Tensor) -> Tensor:
     """``(4, N, C)``: :meth:`PooledScores.terms`."""
-    table = data.scores.new_empty(4, *data.scores.shape)
-    for rows, terms in terms_in_blocks(data, temperature, numbers_each=1):
-        table[:, rows] = terms
-    return table
-
-
-def terms_in_blocks(data: GraphScores, temperature: Tensor, numbers_each: int) -> Blocks:
-    """Rows whose edges take ``numbers_each`` numbers each, and their terms ``(4, R, C)``."""
     check_all_rows(data.hood)
-    probs, labels = (data.scores / temperature).softmax(-1), propagated(data)
-    for rows in row_blocks(data.hood.ptr, numbers_each):
-        scaled, nearby = data.scores[rows] / temperature, step(data, rows, probs)
-        agreement = (probs[rows] * nearby).sum(-1, keepdim=True) - USUAL_AGREEMENT
-        yield rows, torch.stack([scaled, (nearby + 1e-3).log(), labels[rows], agreement * scaled])
+    scaled = data.scores / temperature
+    probs = scaled.softmax(-1)
+    nearby = walk_on(data)(probs)
+    agreement = (probs * nearby).sum(-1, keepdim=True) - USUAL_AGREEMENT
+    return torch.stack([scaled, (nearby + 1e-3).log(), propagated(data), agreement * scaled])
 
 
 def propagated(data: GraphScores) -> Tensor:
@@ -280,145 +267,86 @@ def propagated(data: GraphScores) -> Tensor:
     labels[..., known, :] = one_hot(data.y[..., known], num_classes).to(labels)
     share = (labels.sum(-2, keepdim=True) + 1) / (labels.sum((-2, -1), keepdim=True) + num_classes)
     columns = labels.movedim(-2, 0)
-    reached = spread(lambda values: walked(data, values), columns.flatten(1), DAMPING, STEPS)
+    reached = spread(walk_on(data), columns.flatten(1), DAMPING, STEPS)
     reached = reached.view(columns.shape).movedim(0, -2)
     total = reached.sum(-1, keepdim=True)
     return ((reached + SHRINKAGE * share) / (total + SHRINKAGE)).log() - share.log()
 
 
-def walked(data: GraphScores, values: Tensor) -> Tensor:
-    """``(N, C)``: means of the values ``(N, C)`` of neighbours, uniformly or by edge weight."""
-    means = torch.empty_like(values)
-    for rows in row_blocks(data.hood.ptr, 1):
-        means[rows] = step(data, rows, values)
-    return means
-
-
-def step(data: GraphScores, rows: slice, values: Tensor) -> Tensor:
-    """``(R, C)``: some rows of :func:`walked`. Cost: :math:`O(E_R C)`."""
-    hood = data.hood
-    ptr = hood.ptr[rows.start : rows.stop + 1]
-    edges = slice(int(ptr[0]), int(ptr[-1]))
-    source, ptr = hood.source[edges], ptr - ptr[0]
-    weight = values.new_ones(len(source)) if data.edge_weight is None else data.edge_weight[edges]
-    weight = weight.to(values)
-    if hood.bipartite:  # communities are no neighbours
-        weight = weight * (source < hood.num_nodes)
-        source = source.clamp(max=hood.num_nodes - 1)
-    steps = sparse_csr(ptr, source, weight, (len(ptr) - 1, len(values)))
-    return (steps @ values).div_(segment(weight, ptr)[:, None])
+def walk_on(data: GraphScores) -> Callable[[Tensor], Tensor]:
+    """A step of the walk: means of the values ``(N, K)`` of neighbours. Cost: :math:`O(E K)`."""
+    hood, weight = data.hood, data.scores.new_ones(data.hood.num_edges)
+    weight = weight if data.edge_weight is None else data.edge_weight.to(weight)
+    matrix = sparse_csr(hood.ptr, hood.source, weight, (hood.num_nodes, hood.num_nodes))
+    total = segment(weight, hood.ptr)[:, None]
+    return lambda values: (matrix @ values).div_(total)
 
 
 @dataclass(frozen=True)
 class Formula:
-    """``alpha`` and ``logits`` as functions of parameters. Sources are nodes, then communities."""
+    """``alpha`` and ``logits`` as functions of parameters."""
 
     values: Values  #: of the parameters, by their names in ``state_dict()``
     temperature: Any = None  #: a tensor, of a pool. Without it, P is a softmax of scaled scores
-    communities: bool = False
+    shares: Any = None  #: a tensor, of a pool: of labels, in the place of scores that say nothing
     compatibility: Tensor | None = None  #: of edges that relabel
     share: float = 1.0  #: of the NMM beside temperature scaling
-    shares: Any = None  #: a tensor, of a pool: of labels, in the place of scores that say nothing
 
     def copied(self, like: Tensor) -> "Formula":
         """The same with parameters of its own, in the type and on the device of a tensor."""
-        old = self.values.items()
-        values = {k: v.detach().to(like, copy=True).requires_grad_(v.requires_grad) for k, v in old}
+        values = {k: v.detach().to(like, copy=True) for k, v in self.values.items()}
+        for name, value in values.items():
+            value.requires_grad_(self.values[name].requires_grad)
         fixed = (self.temperature, self.shares, self.compatibility)
         t, shares, matrix = (None if value is None else value.to(like) for value in fixed)
         return replace(self, values=values, temperature=t, shares=shares, compatibility=matrix)
 
     def with_values(self, numbers: Tensor) -> "Formula":
-        """The same with other values, ``(d,)`` in the order of the parameters."""
-        parts = numbers.split([value.numel() for value in self.values.values()])
-        pairs = zip(self.values.items(), parts, strict=True)
-        return replace(self, values={name: part.view_as(old) for (name, old), part in pairs})
+        """The same with other values, ``(..., d)`` in the order of the parameters."""
+        parts = numbers.split([len(value) for value in self.values.values()], -1)
+        return replace(self, values=dict(zip(self.values, parts, strict=True)))
 
     def numbers(self) -> Tensor:
         """``(d,)``: the values."""
-        return torch.cat([value.detach().view(-1) for value in self.values.values()])
+        return torch.cat([*self.values.values()]).detach()
 
     def inputs(self, data: GraphScores) -> tuple[Tensor, Tensor]:
         """The argument of :meth:`probs`, and a mask of known labels that are not in it."""
         if self.temperature is None:
             return data.scores, data.known
         data = data.with_shares(self.shares, self.temperature)
-        return all_terms(data, self.temperature), data.known & ~data.certain
+        return terms_of(data, self.temperature), data.known & ~data.certain
 
     def probs(self, inputs: Tensor) -> Tensor:
-        """``(N, C)``: :math:`P` of nodes."""
+        """``(N, C)``: :math:`P`."""
         if self.temperature is None:
             return (self.values["log_scale"].exp() * inputs).softmax(-1)
         return pooled(inputs, *(self.values[f"pool.{p.name}"] for p in POOL))
 
     def __call__(self, hood: Neighborhood, inputs: Tensor, weight: Tensor | None) -> Tensors:
         """``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
-        alpha, probs = self.concentrations(hood, self.probs(inputs))
-        return alpha, *self.attention(hood, probs, weight)
+        probs = self.probs(inputs)
+        return self.alpha(probs), *self.attention(hood, probs, weight)
 
-    def concentrations(self, hood: Neighborhood, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """``alpha`` and :math:`P` of all sources, of :math:`P` of nodes."""
-        alpha = self._alpha("log_kappa", probs)
-        if not self.communities:
-            return alpha, probs
-        inside = hood.source >= hood.num_nodes
-        members, community = hood.target[inside], hood.source[inside] - hood.num_nodes
-        number = hood.num_sources - hood.num_nodes
-        means = scatter(probs.index_select(0, members), community, 0, number, reduce="mean")
-        shared = self._alpha("log_kappa_community", means)
-        return torch.cat([alpha, shared]), torch.cat([probs, means])
-
-    def _alpha(self, name: str, probs: Tensor) -> Tensor:
-        log_kappa, log_floor = self.values[name], self.values["log_floor"]
+    def alpha(self, probs: Tensor) -> Tensor:
+        """``(N, C)``: concentrations, of :math:`P`."""
+        log_kappa, log_floor = self.values["log_kappa"], self.values["log_floor"]
         floor = log_floor.exp()
         if self.temperature is not None:
-            floor = (log_kappa + log_floor).exp() / probs.shape[1]
+            floor = (log_kappa + log_floor).exp() / probs.shape[-1]
         return log_kappa.exp() * probs + floor
 
     def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
-        """``logits`` and perhaps ``relabel`` of some rows, of :math:`P` of all sources."""
-        logits = attention_scores(rows, probs, self.values["similarity"], self.values["gamma"])
+        """``logits`` and perhaps ``relabel`` of some rows, of :math:`P` of all nodes."""
+        similarity, gamma = (self.values[name].squeeze(-1) for name in ("similarity", "gamma"))
+        logits = attention_scores(rows, probs, similarity, gamma)
         if weight is not None:
             logits = logits + weight.to(logits).log()
-        if self.communities:
-            inside = rows.source >= rows.num_nodes
-            nodes = rows.logsumexp(logits.masked_fill(inside, -torch.inf))
-            odds = self.values["community"] + nodes.index_select(0, rows.row)
-            logits = logits + inside * odds
         if self.compatibility is None:
             return (logits,)
-        keep = torch.eye(len(self.compatibility)).to(probs)
-        change = self.values["odds"].sigmoid() * (self.compatibility.to(probs) - keep)
-        return logits, between_nodes(rows, keep + change)
-
-    def counted(
-        self, data: GraphScores, revealed: Tensor, alpha: Tensor, logits: Tensor, *relabel: Tensor
-    ) -> Tensors:
-        r"""The same parameters, whose sources have counts of revealed labels:
-
-        .. math::
-
-            \alpha_{jk} + \sum_{i \text{ revealed}} p(c_i = j, u_i = k \mid y_i)
-
-        where :math:`u_i` is the label that node `i` takes from its source. They are the expected
-        counts of the first step of EM, so more labels around a source have more weight.
-        """
-        rows, counted = data.hood.restrict(revealed), alpha.clone()
-        mean = alpha / alpha.sum(-1, keepdim=True)
-        for block in row_blocks(rows.ptr, 4 * alpha.shape[1]):
-            part = rows.take(torch.arange(block.start, block.stop, device=rows.device))
-            labels = data.y[part.nodes]
-            shown = one_hot(labels, alpha.shape[1]).index_select(0, part.row)
-            if relabel:
-                channel = as_channel(relabel[0]).of(part.edge)
-                shown = channel.evidence(part, labels, alpha).exp()
-            weight = part.softmax(logits[part.edge])[:, None] * mean[part.source] * shown
-            total = part.sum(weight.sum(-1))
-            if self.share < 1:
-                beside = entries_at(self.beside(data)[part.nodes], labels)
-                total = total + beside * (1 - self.share) / self.share
-            counted.index_add_(0, part.source, weight / total[part.row, None])
-        return counted, logits, *relabel
+        keep, borrowed = torch.eye(len(self.compatibility)).to(probs), rows.source != rows.target
+        rate = self.values["odds"].sigmoid()[..., None] * borrowed[:, None, None]
+        return logits, keep + rate * (self.compatibility.to(probs) - keep)
 
     def beside(self, data: GraphScores) -> Tensor:
         """``(N, C)``: label probabilities beside the NMM."""
@@ -446,18 +374,17 @@ def with_own_sources(
         yield from (NeighborMixture(hood, *parameters) for parameters in every)
         return
     kept, nodes = (~known)[hood.row].nonzero()[:, 0], widened.nonzero()[:, 0]
-    degree = hood.ptr.diff().where(~known, 0) + widened.long()
-    ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    ptr = cumsum(hood.ptr.diff().where(~known, 0) + widened.long())
     added = ptr[1:][nodes] - 1  # the last edge of a row, whose source has the largest number
     others = (~index_to_mask(added, int(ptr[-1]))).nonzero()[:, 0]
-    number = hood.num_sources + len(nodes)
+    number = hood.num_nodes + len(nodes)
 
     def with_added(old: Tensor, new: Tensor) -> Tensor:
         values = old.new_empty(len(added) + len(others), *old.shape[1:])
         values[added] = new
         return values.index_copy_(0, others, old.index_select(0, kept))
 
-    source = with_added(hood.source, torch.arange(hood.num_sources, number, device=nodes.device))
+    source = with_added(hood.source, torch.arange(hood.num_nodes, number, device=nodes.device))
     wider = Neighborhood.of_rows(hood.num_nodes, hood.nodes, ptr, source, num_sources=number)
     labels = one_hot(data.y.where(known, 0), table.shape[1]).to(table)
     rows = (torch.where(known[:, None], CERTAIN * labels, table) + EXCLUDED)[nodes]

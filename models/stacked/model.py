@@ -4,7 +4,7 @@
 """An NMM on top of a classifier that is already trained."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,10 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import check_integers
-from pyro_nmm.blocks import row_blocks
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.fitting import with_gradients, with_options
-from pyro_nmm.graph_arguments import check_all_rows, check_hood
+from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.models.stacked.fit import (
     LABELS,
     NUM_DRAWS,
@@ -32,18 +31,14 @@ from pyro_nmm.models.stacked.fit import (
     some_of,
 )
 from pyro_nmm.models.stacked.formula import (
-    Blocks,
     Formula,
     PooledScores,
     Priors,
     declarations,
     prior_of,
-    terms_in_blocks,
 )
-from pyro_nmm.models.stacked.stages import as_blocks, joint_nll, posteriors, staged
+from pyro_nmm.models.stacked.stages import Pooled, as_blocks
 from pyro_nmm.models.stacked.table import GraphScores, disjoint_masks, scores_of_folds, warn_user
-from pyro_nmm.ops.marginals import node_marginals
-from pyro_nmm.relabel import as_channel
 
 
 class StackedNMM(nn.Module):
@@ -105,15 +100,14 @@ class StackedNMM(nn.Module):
     (:class:`~pyro_nmm.models.PooledScores`). Observed labels of neighbours then decide. If nothing
     is left of the scores, every known label is held out in one of five folds.
 
-    **Communities.** With ``communities=True`` communities are sources of all their members, so a
-    known label informs about nodes at any distance. A community :math:`g` has the mean :math:`P` of
-    its members and its own concentration; :math:`\delta` is its log odds over :math:`n(i)`.
-
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
     label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
 
     **Stages.** Labels may be revealed in blocks, each of which has a joint distribution given all
-    earlier ones in :math:`P`: see :class:`~pyro_nmm.models.StagedPosterior`.
+    earlier ones:
+
+    >>> stacked.posterior(hood, scores, y, train, stages=3).sample((5,)).shape
+    torch.Size([5, 4])
 
     **Edge weights** multiply the attention (``logits`` get their logarithms) and the pool's walk.
 
@@ -124,7 +118,6 @@ class StackedNMM(nn.Module):
 
     :param int num_classes: ``C``; not needed for ``pool=False``.
     :param bool pool: whether :math:`P` pools scores, neighbours and known labels.
-    :param bool communities: whether ``hood`` is of :func:`pyro_nmm.sources.communities`.
     :param Tensor compatibility: ``(C, C)``, :math:`H`, whose rows sum to one.
     :param dict prior: means and standard deviations of normal priors that replace the priors in
         :attr:`prior`, for example ``{"gamma": (1.0, 0.5)}``. A fit begins at the means.
@@ -136,8 +129,6 @@ class StackedNMM(nn.Module):
     log_floor: Tensor  #: :math:`\log \epsilon`
     gamma: Tensor  #: :math:`\gamma`
     similarity: Tensor  #: :math:`\beta`
-    log_kappa_community: Tensor  #: :math:`\log \kappa_\text{community}`, if there are any
-    community: Tensor  #: :math:`\delta`, if there are any
     odds: Tensor  #: :math:`\log \rho / (1 - \rho)`, if there is a matrix
     compatibility: Tensor | None
     share: Tensor  #: :math:`w`, 1 unless folds were fitted, with a pool, or scores say nothing
@@ -146,21 +137,21 @@ class StackedNMM(nn.Module):
     deviations: Tensor  #: ``(16, d)``: draws of all parameters, minus the fitted ones
 
     def __init__(
-        self, num_classes: int | None = None, *, pool: bool = True, communities: bool = False,
+        self,
+        num_classes: int | None = None,
+        *,
+        pool: bool = True,
         compatibility: Tensor | None = None,
         prior: Mapping[str, tuple[float, float]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        if communities and compatibility is not None:
-            raise ValueError("compatibility is one of neighbouring nodes: use communities=False")
         if pool and num_classes is None:
             raise ValueError("num_classes is needed: the number of columns of the scores")
-        self.declared = declarations(pool, communities, compatibility is not None)
+        self.declared = declarations(pool, compatibility is not None)
         for parameter in self.declared:
             if "." not in parameter.name:  # the others are the pool's
                 self.register_parameter(parameter.name, nn.Parameter(torch.zeros(())))
         self.pool = PooledScores(num_classes) if pool and num_classes is not None else None
-        self.communities = communities
         self.register_buffer("compatibility", compatibility)
         if self.pool is not None:
             self.register_buffer("share", torch.ones(()))
@@ -175,42 +166,42 @@ class StackedNMM(nn.Module):
     @property
     def formula(self) -> Formula:
         """``alpha`` and ``logits`` as functions of the parameters."""
-        formula = Formula(dict(self.named_parameters()), None, self.communities, self.compatibility)
+        values = {name: value.view(-1) for name, value in self.named_parameters()}
         if self.pool is None:
-            return formula
-        t, shares = self.pool.temperature, self.pool.shares
-        return replace(formula, temperature=t, shares=shares, share=float(self.share))
+            return Formula(values, compatibility=self.compatibility)
+        pool = self.pool.temperature, self.pool.shares
+        return Formula(values, *pool, self.compatibility, float(self.share))
 
     def _read(
-        self, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, weight: Any = None,
+        self,
+        hood: Neighborhood,
+        scores: Any,
+        y: Any = None,
+        known: Any = None,
+        weight: Any = None,
         new: Any = None,
-    ) -> GraphScores:  # fmt: skip
+    ) -> GraphScores:
         """A checked graph with scores and labels."""
         check_hood(hood)
-        loops = int((hood.source == hood.target).sum())
-        if not self.communities and hood.bipartite:
+        if self.pool is not None and (y is None or known is None):
             raise ValueError(
-                "hood has sources that are no nodes: if they are communities, made by "
-                "pyro_nmm.sources.communities, use StackedNMM(..., communities=True)"
+                "y and known are needed: the labels that are known, and where, are a part of what "
+                "is pooled; on a graph without any, give a mask that selects no node"
             )
-        whole = hood.bipartite and hood.num_rows == hood.num_nodes == loops
-        if self.communities and not whole:
-            raise ValueError(
-                f"communities=True needs a hood of pyro_nmm.sources.communities, whole, whose "
-                f"sources are the nodes and then communities, got {hood}: make one, or use "
-                f"StackedNMM(...)"
-            )
-        num_classes = None if self.pool is None else len(self.pool.offsets)
-        return GraphScores.of(hood, scores, y, known, weight, num_classes, new)
+        data = GraphScores.of(hood, scores, y, known, weight, new)
+        if self.pool is not None and data.scores.shape[1] != len(self.pool.offsets):
+            must = f"({hood.num_nodes}, {len(self.pool.offsets)}), num_classes columns"
+            raise ValueError(f"scores must have shape {must}, got {tuple(data.scores.shape)}")
+        return data
 
     def forward(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
         known: Tensor | None = None, edge_weight: Tensor | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """``alpha`` ``(N, C)``, with communities ``(M, C)``, and ``logits`` ``(num_edges,)``, at
-        least in single precision; with a compatibility matrix ``relabel``, ``(num_edges, C, C)``,
-        too. All methods take tensors or NumPy arrays, and sets of nodes as masks ``(N,)`` or as
-        node ids ``(K,)``, in lists too. A set of ``N`` zeros and ones that repeat is a mask.
+        """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, at least in single precision; with
+        a compatibility matrix ``relabel``, ``(num_edges, C, C)``, too. All methods take tensors or
+        NumPy arrays, and sets of nodes as masks ``(N,)`` or as node ids ``(K,)``, in lists too. A
+        set of ``N`` zeros and ones that repeat is a mask.
 
         :param Tensor scores: ``(N, C)`` finite logits of the classifier, in evaluation mode.
         :param Tensor y: ``(N,)`` or ``(N, 1)`` labels, read where known.
@@ -244,16 +235,12 @@ class StackedNMM(nn.Module):
         :param int max_held_out: most held-out nodes, default 5,000; folds and updates use all.
         :param float lr: Adam's, positive, default .1.
         :param int refit_steps: of LBFGS, for :meth:`summary` and the share, default 20.
-        :param stages: numbers of blocks, for example ``(1, 3, 10, 30)``, of which held-out labels
-            choose :attr:`stages`. :meth:`summary` shows the NLL of all held-out labels under each.
-            A block costs a pool, :math:`O(E C)` 21 times. Default none.
         :param progress: wraps the range of steps, for example ``tqdm``.
         :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
             ``lr`` at which the fit diverges. The module is then unchanged.
 
         Cost: :math:`O(T E_\tau + E_\tau C)` a step, :math:`E_\tau` the edges into the held-out
-        nodes (into both sets without a pool); :math:`O(E C)` 21 times for each fold; and once
-        :math:`O(E_\tau C^2)`. With ``R`` partitions into communities, :math:`O(R N C)` a step more.
+        nodes (into both sets without a pool); :math:`O(E C)` 21 times for each fold.
         """
         if folds is not None:
             if train is not None or held_out is not None:
@@ -309,31 +296,19 @@ class StackedNMM(nn.Module):
         priors = Priors.of(self.declared, self.prior, temperature, agree, silent)
         if afresh:
             priors.start(formula.values)
-        if options.stages and (self.pool is None or options.num_folds > 1):
-            raise ValueError("stages needs a fit with a pool and num_folds=1")
         draws, evidence = fit_folds(formula, priors, copies, options, agree + silent * (1 - agree))
         self.to(scores)
         with torch.no_grad():
             for name, value in formula.values.items():
-                self.get_parameter(name).copy_(value)
+                self.get_parameter(name).view(-1).copy_(value)
             if self.pool is not None:
                 self.pool.temperature.copy_(formula.temperature)
                 self.pool.shares.copy_(formula.shares)
                 self.share.fill_(formula.share if evidence is None else evidence.share)
             self.deviations.copy_(draws)
             self.updated.fill_(not afresh)
-        if evidence is not None and options.stages:
-            joint = {k: joint_nll(copies, self.formula, k) for k in options.stages}
-            evidence = replace(evidence, joint=joint)
         self.evidence = evidence
         return self
-
-    @property
-    def stages(self) -> int:
-        """The largest number of blocks at most half a nat below the best on held-out labels."""
-        if self.evidence is None or not self.evidence.joint:
-            raise ValueError("stages needs fit(..., stages=(1, 3, 10)), and no loading after it")
-        return self.evidence.stages
 
     def mixture(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
@@ -351,7 +326,8 @@ class StackedNMM(nn.Module):
 
     def check_fitted(self) -> None:
         """Refuse parameters that are all as they were made."""
-        if Priors.of(self.declared, self.prior).at_start(self.formula.values):
+        values, start = self.formula.values, Priors.of(self.declared, self.prior).declared
+        if all(bool((values[p.name].float() == p.mean).all()) for p in start):
             cure = "call fit(...) or load_state_dict(...) first"
             raise ValueError(f"stacked has the parameters that it was made with: {cure}")
 
@@ -372,8 +348,9 @@ class StackedNMM(nn.Module):
         :param Tensor beside: ``(N, C)`` label probabilities with the share :math:`1 - w` after a
             fit by folds, default temperature scaling of the scores.
         :param stages: number of blocks in which labels are revealed to the pool, at random, or the
-            block of each node ``(N,)``, ``0..B - 1``: see
-            :class:`~pyro_nmm.models.StagedPosterior`. It needs a pool and ``num_samples``.
+            block of each node ``(N,)``, ``0..B - 1``. It needs a pool and ``num_samples``. With
+            several blocks the posterior has ``log_likelihood``, of all nodes of the blocks before
+            its last one, ``sample`` and ``counts``. A block costs a pool, :math:`O(E C)` 20 times.
         """
         check_integers(0, num_draws=num_draws)
         if num_samples is not None:
@@ -394,8 +371,8 @@ class StackedNMM(nn.Module):
         formulas = self._formulas(num_draws)
         inputs = formulas[0].inputs(data)[0]
         share = num_samples and num_samples // len(formulas)
-        how = data, inputs, formulas, share, observed
-        members = posteriors(*how) if block is None else staged(*how, block)
+        pooled = Pooled(data, inputs, observed, share)
+        members = pooled.posteriors(formulas) if block is None else pooled.staged(formulas, block)
         return AveragedPosterior(members) if len(members) > 1 else members[0]
 
     def _formulas(self, num_draws: int = 0) -> list[Formula]:
@@ -422,62 +399,3 @@ class StackedNMM(nn.Module):
         logs = [p.name for p in self.declared if p.log and p.name in values]
         shown |= {name.removeprefix("log_"): math.exp(values.pop(name)) for name in logs}
         return ", ".join(f"{name}={value:.4g}" for name, value in (shown | values).items())
-
-
-@torch.no_grad()
-def marginals_in_blocks(
-    stacked: StackedNMM, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, *,
-    edge_weight: Tensor | None = None,
-    progress: Callable[[list[slice]], Iterable[slice]] = iter,
-) -> Blocks:  # fmt: skip
-    r"""Marginals of ``stacked.posterior(..., num_draws=0)``, one block of nodes after the other,
-    for graphs whose edges fit into memory once but not several times. ``scores`` and the arrays of
-    ``hood`` may be memory-mapped files, and the blocks may be written to one.
-
-    >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
-    >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
-    >>> y, known = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, True])
-    >>> stacked, train = StackedNMM(num_classes=2), torch.tensor([0])
-    >>> stacked = stacked.fit(hood, scores, y, train, held_out=torch.tensor([1, 2]), num_steps=20)
-    >>> probs = torch.zeros(4, 2)
-    >>> for nodes, block in marginals_in_blocks(stacked, hood, scores, y, known):
-    ...     probs[nodes] = block
-    >>> probs.argmax(-1)
-    tensor([0, 0, 1, 1])
-
-    Cost: :math:`O(E C)` time, 22 times; memory for ``hood``, for five tables ``(N, C)``, the scores
-    among them, and for one block of :math:`2^{24}` numbers.
-
-    :param StackedNMM stacked: with a pool. Other parameters as for
-        :meth:`~pyro_nmm.models.StackedNMM.forward`.
-    :param progress: wraps the list of blocks, for example ``tqdm``.
-    :return: slices of nodes, and their marginals, ``(size of the slice, C)``.
-    :raises ValueError: for ``pool=False``, because its posterior needs draws.
-    """
-    check_all_rows(hood)
-    data = stacked._read(hood, scores, y, known, edge_weight)
-    if stacked.pool is None:
-        raise ValueError("stacked has pool=False, whose posterior needs draws: use posterior()")
-    stacked.check_fitted()
-    formula, probs = stacked.formula, torch.empty_like(data.scores)
-    data = data.with_shares(formula.shares, formula.temperature)
-    for rows, terms in terms_in_blocks(data, formula.temperature, probs.shape[1]):
-        probs[rows] = formula.probs(terms)
-    return _blocks(formula, data, probs, progress)
-
-
-@torch.no_grad()
-def _blocks(formula: Formula, data: GraphScores, probs: Tensor, progress: Callable) -> Blocks:
-    hood, num_classes, share = data.hood, probs.shape[1], formula.share
-    alpha, probs = formula.concentrations(hood, probs)
-    for rows in progress(list(row_blocks(hood.ptr, num_classes))):
-        near = hood.take(torch.arange(rows.start, rows.stop, device=hood.device))
-        weight = None if data.edge_weight is None else data.edge_weight[near.edge]
-        logits, *relabel = formula.attention(near, probs, weight)
-        marginals = node_marginals(near, alpha, near.softmax(logits), *map(as_channel, relabel))
-        if share < 1:
-            beside = (data.scores[rows] / formula.temperature).softmax(-1)
-            marginals = share * marginals + (1 - share) * beside
-        labels, known = data.y[rows], data.known[rows]
-        marginals[known] = one_hot(labels[known], num_classes).to(marginals)
-        yield rows, marginals

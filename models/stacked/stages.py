@@ -3,23 +3,23 @@
 
 """The joint distribution of labels that are revealed in blocks."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import blocks
 from pyro_nmm.arguments import as_expected, as_shape, check_integers, expect, expect_all
-from pyro_nmm.distributions.path import PathEstimate
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.graph_arguments import as_nodes, check_pairs
-from pyro_nmm.models.stacked.formula import Formula, propagated
+from pyro_nmm.graph_arguments import as_nodes
+from pyro_nmm.models.stacked.formula import Formula, Tensors, propagated
 from pyro_nmm.models.stacked.table import GraphScores, side_by_side
-from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.relabel import as_channel, entries_at
 
 
 class StagedPosterior(Posterior):
@@ -32,26 +32,15 @@ class StagedPosterior(Posterior):
             y_{\rho_{b-1}})
 
     Earlier labels are known in the pool :math:`P`, and their expected counts are added to
-    ``alpha``. One block is the posterior itself, and one node a block is the chain rule.
-    :meth:`~pyro_nmm.models.StackedNMM.posterior` makes it. Its queries are those of a
-    :class:`~pyro_nmm.Posterior`, but :meth:`condition`, :meth:`log_marginal` and
-    :meth:`information_gain`, which would sum over labels of earlier blocks.
-
-    >>> from pyro_nmm.models import StackedNMM
-    >>> hood = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), num_nodes=4)
-    >>> scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
-    >>> y, train = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, False, False])
-    >>> stacked = StackedNMM(num_classes=2).fit(hood, scores, y, train, [1, 2], num_steps=20)
-    >>> posterior = stacked.posterior(hood, scores, y, train, stages=3)
-    >>> posterior.sample((5,)).shape
-    torch.Size([5, 4])
+    ``alpha``. One block is the posterior itself, and one node a block is the chain rule. It has
+    :meth:`log_likelihood`, :meth:`sample` and :meth:`counts`. Other queries would sum over labels
+    of earlier blocks.
 
     Cost: for each block a pool, :math:`O(E C)` 20 times; :meth:`sample` for each draw and block, of
     all draws at once. With labels that are ``new``, draws come one by one: each has a posterior of
     the choices of the new labels, given its own earlier blocks.
 
-    :param Posterior first: the posterior of the first block. :meth:`marginals` and :meth:`pairwise`
-        average over as many draws of earlier blocks as it has components.
+    :param Posterior first: the posterior of the first block.
     :param given: the posterior given labels ``(S, N)`` where a mask ``(N,)`` is true, on ``S``
         copies of the graph side by side.
     :param Tensor block: ``(N,)`` block ``0..B - 1`` of each unobserved node.
@@ -64,42 +53,28 @@ class StagedPosterior(Posterior):
         self.first, self.given, self.most = first, given, most
         self.block = block.masked_fill(self.observed, -1)
 
-    def _at(self, number: int, labels: Tensor) -> Posterior:
-        """The posterior of a block given labels ``(N,)`` of all earlier ones."""
-        known = self.block < number
-        return self.first if known.equal(self.observed) else self.given(labels[None], known)
-
-    def _stages(self, query: str, y: Tensor, observed: Tensor | None) -> Iterator[tuple]:
-        """For each block its posterior, all labels, and a mask of its nodes."""
-        nodes, labels = self._new(query, y, observed)
-        every, new = self.labels.index_copy(0, nodes, labels), index_to_mask(nodes, len(self.block))
-        number = self.block[nodes].unique().tolist()
-        missing = ~self.observed & (self.block < max(number, default=0)) & ~new
-        if missing.any():
-            node = int(missing.nonzero()[0])
-            raise ValueError(
-                f"observed leaves out node {node}, of an earlier block: give stages="
-                "random_blocks(observed, number), where such nodes are in the last block"
-            )
-        for k in number:
-            yield self._at(k, every), every, new & (self.block == k)
-
     def log_likelihood(
         self, y: Tensor, observed: Tensor | None = None, num_particles: int = 64
     ) -> Tensor:
         """The sum over blocks of :meth:`Posterior.log_likelihood`. ``observed`` holds all nodes of
         the blocks before its last one.
         """
-        parts = self._stages("log_likelihood", y, observed)
-        terms = [post.log_likelihood(every, part, num_particles) for post, every, part in parts]
-        return sum(terms, self.logits.new_zeros(()))
-
-    def path_likelihood(self, y: Tensor, observed: Tensor | None = None, *how: Any, **options: Any):
-        """The sum over blocks of :meth:`Posterior.path_likelihood`, likewise."""
-        parts = self._stages("path_likelihood", y, observed)
-        terms = [post.path_likelihood(every, part, *how, **options) for post, every, part in parts]
-        values, errors = torch.stack([self.logits.new_zeros(2), *map(torch.stack, terms)]).T
-        return PathEstimate(values.sum(), errors.norm())
+        nodes, labels = self._new("log_likelihood", y, observed)
+        every, new = self.labels.index_copy(0, nodes, labels), index_to_mask(nodes, len(self.block))
+        numbers, total = self.block[nodes].unique().tolist(), self.logits.new_zeros(())
+        missing = ~self.observed & (self.block < max(numbers, default=0)) & ~new
+        if missing.any():
+            node = int(missing.nonzero()[0])
+            raise ValueError(
+                f"observed leaves out node {node}, of an earlier block: give stages="
+                "random_blocks(observed, number), where such nodes are in the last block"
+            )
+        for k in numbers:
+            known = self.block < k
+            at_start = known.equal(self.observed)
+            posterior = self.first if at_start else self.given(every[None], known)
+            total += posterior.log_likelihood(every, new & (self.block == k), num_particles)
+        return total
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:
@@ -119,93 +94,87 @@ class StagedPosterior(Posterior):
                 some[:, part] = draw.view(len(some), -1)
         return labels[:, nodes].view(*shape, len(nodes))
 
-    @cached_property
-    def paths(self) -> Tensor:
-        """``(S, N)``: draws, as many as the first block has components."""
-        return self.sample((len(self.components),))
-
-    def _average(self, number: Tensor, table: Tensor, query: Callable) -> Tensor:
-        """Fill rows of a table by a query of each row's block, averaged over the paths."""
-        for k in number.unique().tolist():
-            some = (number == k).nonzero()[:, 0]
-            every = [self.first] if k <= 0 else [self._at(k, path) for path in self.paths]
-            table[some] = torch.stack([query(posterior, some) for posterior in every]).mean(0)
-        return table
-
-    def _marginals(self, rows: Neighborhood) -> Tensor:
-        table, nodes = self.logits.new_empty(rows.num_rows, self.num_classes), rows.nodes
-        return self._average(self.block[nodes], table, lambda p, some: p.marginals()[nodes[some]])
-
-    def pairwise(self, pairs: Tensor) -> Tensor:
-        """``(P, C, C)``: :meth:`Posterior.pairwise` of the later node's block, over the paths."""
-        check_pairs(self.hood, pairs)
-        number, size = self.block[pairs].amax(0), self.num_classes
-        table = self.logits.new_empty(len(number), size, size)
-        return self._average(number, table, lambda p, some: p.pairwise(pairs[:, some]))
-
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: a query that would sum over labels of earlier blocks."""
         raise ValueError("with stages=1 a posterior has this query, with more it has none")
 
-    condition = log_marginal = information_gain = _refuse
-
-    def predict(self, nodes: Tensor | None = None, method="marginal", generator=None) -> Tensor:
-        """Modes of the marginals: :meth:`Posterior.predict` with ``method="marginal"``."""
-        return super().predict(nodes) if method == "marginal" else self._refuse()
+    condition = log_marginal = information_gain = path_likelihood = _refuse
+    marginals = pairwise = predict = _refuse
 
 
-def posteriors(
-    data: GraphScores, inputs: Tensor, formulas: Sequence[Formula], share: int | None,
-    observed: Tensor, revealed: Tensor | None = None,
-) -> list[Posterior]:  # fmt: skip
-    """Posteriors given ``observed`` labels, where sources have counts of ``revealed`` labels."""
-    every = (formula(data.hood, inputs, data.edge_weight) for formula in formulas)
-    if revealed is not None:
-        every = (formulas[0].counted(data, revealed, *each) for each in every)
-    some, mixtures = bool(observed.any()), formulas[0].mixtures(data, every)
-    return [m.condition(data.y, observed, share) if some else m.prior(share) for m in mixtures]
+@dataclass(frozen=True)
+class Pooled:
+    """What the posteriors of one graph have in common."""
+
+    data: GraphScores
+    inputs: Tensor  #: of the formulas
+    observed: Tensor  #: mask of the labels that the mixtures are conditioned on
+    num_samples: int | None  #: of each posterior
+
+    def posteriors(
+        self, formulas: Sequence[Formula], revealed: Tensor | None = None
+    ) -> list[Posterior]:
+        """One for each formula. Its sources have counts of ``revealed`` labels."""
+        data, observed, share = self.data, self.observed, self.num_samples
+        every = (formula(data.hood, self.inputs, data.edge_weight) for formula in formulas)
+        if revealed is not None:
+            every = (counted(formulas[0], data, revealed, *each) for each in every)
+        some, mixtures = bool(observed.any()), formulas[0].mixtures(data, every)
+        return [m.condition(data.y, observed, share) if some else m.prior(share) for m in mixtures]
+
+    def staged(self, formulas: Sequence[Formula], block: Tensor) -> list[Posterior]:
+        """:meth:`posteriors` of labels that are revealed in blocks."""
+        new = torch.zeros_like(self.data.known) if self.data.new is None else self.data.new
+        numbers_each = 4 * self.data.hood.num_edges * self.inputs.shape[-1]
+        most = 1 if new.any() else max(1, blocks.NUMBERS // numbers_each)
+        pairs = zip(self.posteriors(formulas), formulas, strict=True)
+        return [StagedPosterior(p, partial(self.given, f, new), block, most) for p, f in pairs]
+
+    def given(self, formula: Formula, new: Tensor, y: Tensor, known: Tensor) -> Posterior:
+        """The posterior given labels ``(S, N)`` where known, on copies of the graph."""
+        data = self.data
+        known = known & (data.known | ~new)  # new labels are in the pool or not, as before
+        terms = self.inputs.repeat(1, len(y), 1)
+        terms[2] = propagated(replace(data, y=y, known=known)).flatten(0, 1)
+        copies = side_by_side([replace(data, y=row, known=known) for row in y])
+        # A known node has a source of its own, so only new labels are conditioned on.
+        observed, revealed = (mask.repeat(len(y)) for mask in (new, known & ~data.known))
+        return Pooled(copies, terms, observed, self.num_samples).posteriors([formula], revealed)[0]
 
 
-def staged(
-    data: GraphScores, inputs: Tensor, formulas: Sequence[Formula], share: int | None,
-    observed: Tensor, block: Tensor,
-) -> list[Posterior]:  # fmt: skip
-    """:func:`posteriors` of labels that are revealed in blocks."""
-    new = torch.zeros_like(data.known) if data.new is None else data.new
-    numbers_each = 4 * data.hood.num_edges * inputs.shape[-1]
-    most = 1 if new.any() else max(1, blocks.NUMBERS // numbers_each)
+def counted(
+    formula: Formula,
+    data: GraphScores,
+    revealed: Tensor,
+    alpha: Tensor,
+    logits: Tensor,
+    *relabel: Tensor,
+) -> Tensors:
+    r"""Parameters whose sources have counts of revealed labels:
 
-    firsts = posteriors(data, inputs, formulas, share, observed)
-    how = [partial(_given, data, inputs, share, formula, new) for formula in formulas]
-    pairs = zip(firsts, how, strict=True)
-    return [StagedPosterior(first, given, block, most) for first, given in pairs]
+    .. math::
 
+        \alpha_{jk} + \sum_{i \text{ revealed}} p(c_i = j, u_i = k \mid y_i)
 
-def _given(
-    data: GraphScores, inputs: Tensor, share: int | None, formula: Formula, new: Tensor,
-    y: Tensor, known: Tensor,
-) -> Posterior:  # fmt: skip
-    """The posterior given labels ``(S, N)`` where known, on copies of the graph side by side."""
-    known = known & (data.known | ~new)  # new labels are in the pool or not, as before
-    terms = inputs.repeat(1, len(y), 1)
-    terms[2] = propagated(replace(data, y=y, known=known)).flatten(0, 1)
-    every = [replace(data, y=row, known=known) for row in y]
-    copies = every[0] if len(y) == 1 else GraphScores(**side_by_side(every))
-    # A known node has a source of its own, so only new labels are conditioned on.
-    observed, revealed = (mask.repeat(len(y)) for mask in (new, known & ~data.known))
-    return posteriors(copies, terms, [formula], share, observed, revealed)[0]
-
-
-@torch.no_grad()
-def joint_nll(copies: Sequence[tuple[GraphScores, Tensor]], formula: Formula, number: int) -> float:
-    """Negative log-likelihood of all held-out labels, revealed in so many blocks, in nats."""
-    total = 0.0
-    for data, out in copies:
-        data = replace(data, known=data.known & ~out)
-        inputs, block = formula.inputs(data)[0], random_blocks(out, number)
-        [posterior] = staged(data, inputs, [formula], 1, data.known, block)
-        total -= float(posterior.log_likelihood(data.y, out))
-    return total
+    where :math:`u_i` is the label that node `i` takes from its source. They are the expected
+    counts of the first step of EM, so more labels around a source have more weight.
+    """
+    rows, found = data.hood.restrict(revealed), alpha.clone()
+    mean = alpha / alpha.sum(-1, keepdim=True)
+    for block in blocks.row_blocks(rows.ptr, 4 * alpha.shape[1]):
+        part = rows.take(torch.arange(block.start, block.stop, device=rows.device))
+        labels = data.y[part.nodes]
+        shown = one_hot(labels, alpha.shape[1]).index_select(0, part.row)
+        if relabel:
+            channel = as_channel(relabel[0]).of(part.edge)
+            shown = channel.evidence(part, labels, alpha).exp()
+        weight = part.softmax(logits[part.edge])[:, None] * mean[part.source] * shown
+        total = part.sum(weight.sum(-1))
+        if formula.share < 1:
+            beside = entries_at(formula.beside(data)[part.nodes], labels)
+            total = total + beside * (1 - formula.share) / formula.share
+        found.index_add_(0, part.source, weight / total[part.row, None])
+    return found, logits, *relabel
 
 
 def as_blocks(stages: int | Tensor, known: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from pyro_nmm.neighborhood import edges_between
 
 #: Who called ``fit`` or ``update``, seen from a warning of this file.
 USER = 6
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,20 @@ class GraphScores:
 
     @classmethod
     def of(
-        cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, weight: Any = None,
-        num_classes: int | None = None, new: Any = None,
-    ) -> "GraphScores":  # fmt: skip
-        """Of tensors or arrays. Without ``y`` no label is known, which a pool refuses."""
-        if num_classes and (y is None or known is None):
-            raise ValueError(
-                "y and known are needed: the labels that are known, and where, are a part of what "
-                "is pooled; on a graph without any, give a mask that selects no node"
-            )
-        scores = _as_scores(hood, scores, num_classes)
+        cls,
+        hood: Neighborhood,
+        scores: Any,
+        y: Any = None,
+        known: Any = None,
+        weight: Any = None,
+        new: Any = None,
+    ) -> "GraphScores":
+        """Of tensors or arrays. Without ``y`` no label is known."""
+        check_hood(hood)
+        if hood.bipartite:
+            cure = "take Neighborhood(edge_index, num_nodes), whose sources are nodes"
+            raise ValueError(f"hood has sources that are no nodes: {cure}")
+        scores = _as_scores(hood, scores)
         if weight is not None:
             check_all_rows(hood)
             note = "one per edge of hood: pyro_nmm.models.edge_weights makes them of PyG's"
@@ -95,13 +100,13 @@ class GraphScores:
         return replace(self, scores=scores, beside=beside)
 
 
-def _as_scores(hood: Neighborhood, scores: Any, num_classes: int | None) -> Tensor:
+def _as_scores(hood: Neighborhood, scores: Any) -> Tensor:
     """``(N, C)`` finite logits."""
     scores = as_tensor("scores", in_label_order("scores", scores), hood.device)
     if scores.is_meta:
         raise ValueError("scores must be a tensor with values, got one on the meta device")
-    note = "num_classes columns" if num_classes else "one row of logits per node and C >= 2 labels"
-    expect("scores", scores, (hood.num_nodes, num_classes or ("C", 2)), note=note)
+    note = "one row of logits per node and C >= 2 labels"
+    expect("scores", scores, (hood.num_nodes, ("C", 2)), note=note)
     scores = scores.to(torch.get_default_dtype()) if is_kind(scores, "integers") else scores
     if not scores.is_floating_point() or not scores.isfinite().all():
         raise ValueError(
@@ -127,21 +132,18 @@ def scores_of_folds(hood: Neighborhood, scores: Any, folds: Any) -> Iterator[tup
         yield scores_of_fold, folds >= 0, folds == fold
 
 
-def side_by_side(parts: Sequence[object]) -> dict[str, Any]:
-    """Fields of the disjoint union of graphs with tables of nodes; communities come last."""
+def side_by_side(parts: Sequence[Part]) -> Part:
+    """The disjoint union of graphs with tables of nodes."""
     fields = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
     hoods = fields.pop("hood")
-    num_nodes = sum(hood.num_nodes for hood in hoods)
     ptr = cumsum(torch.cat([hood.ptr.diff() for hood in hoods]))
-    nodes, others, sources = 0, num_nodes, []
-    for hood in hoods:
-        inside = hood.source < hood.num_nodes
-        sources.append(hood.source + torch.where(inside, nodes, others - hood.num_nodes))
-        nodes, others = nodes + hood.num_nodes, others + hood.num_sources - hood.num_nodes
-    rows = num_nodes, torch.arange(num_nodes, device=ptr.device), ptr, torch.cat(sources)
-    union = Neighborhood.of_rows(*rows, num_sources=others if hoods[0].bipartite else None)
+    first = cumsum(torch.tensor([hood.num_nodes for hood in hoods])).tolist()
+    source = torch.cat([hood.source + n for hood, n in zip(hoods, first[:-1], strict=True)])
+    union = Neighborhood.of_rows(first[-1], torch.arange(first[-1]).to(ptr), ptr, source)
     found = ((name, each) for name, each in fields.items() if each[0] is not None)
-    return {"hood": union} | {k: torch.cat(v, -2 if v[0].dim() > 1 else 0) for k, v in found}
+    tables = {name: torch.cat(each, -2 if each[0].dim() > 1 else 0) for name, each in found}
+    kind: Any = type(parts[0])
+    return kind(hood=union, **tables)
 
 
 def warn_user(scores: Tensor, hood: Neighborhood) -> None:
@@ -153,12 +155,9 @@ def warn_user(scores: Tensor, hood: Neighborhood) -> None:
             stacklevel=USER,
         )
     edges = (hood.source != hood.target).nonzero()[:, 0]
-    if hood.bipartite or not len(edges):
-        return
-    # If none of a thousand edges has its reverse.
-    some = edges[:: -(-len(edges) // 1000)]
-    source, target = hood.source[some], hood.target[some]
-    if (edges_between(hood, target, source) < 0).all():
+    some = edges[:: max(1, -(-len(edges) // 1000))]
+    reverse = edges_between(hood, hood.target[some], hood.source[some])
+    if len(some) and (reverse < 0).all():  # none of a thousand edges has its reverse
         cure = "if edges have no direction, pass torch_geometric.utils.to_undirected(edge_index)"
         warnings.warn(f"hood has each edge in one direction only: {cure}", stacklevel=USER)
 
@@ -189,7 +188,7 @@ def _check_weights(edge_weight: Tensor, number: int, note: str) -> None:
 def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tensor:
     r"""Edge weights in the order of ``hood``, as :class:`~pyro_nmm.models.StackedNMM` takes them.
     Weights of an edge that is listed twice are added. A self-loop without a weight gets the mean of
-    the weights into its node, or 1 if there are none. An edge from a community gets 1.
+    the weights into its node, or 1 if there are none.
 
     >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     >>> hood = Neighborhood(edge_index, num_nodes=3)
@@ -209,9 +208,8 @@ def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tenso
     place, loop = edges_between(hood, *edge_index), hood.source == hood.target
     weight = edge_weight.new_zeros(hood.num_edges).index_add(0, place.clamp(min=0), edge_weight)
     weighted = weight > 0
-    if (place < 0).any() or (~weighted & (hood.source < hood.num_nodes) & ~loop).any():
+    if (place < 0).any() or (~weighted & ~loop).any():
         raise ValueError("edge_index and hood must be of the same edges: give that of hood")
     number = hood.sum(weighted.to(weight))
-    mean = hood.sum(weight) / number.clamp(min=1)
-    fill = mean.where(number > 0, 1.0).index_select(0, hood.row)
-    return weight.where(weighted, fill.where(loop, 1.0))
+    mean = (hood.sum(weight) / number.clamp(min=1)).where(number > 0, 1.0)
+    return weight.where(weighted, mean.index_select(0, hood.row))

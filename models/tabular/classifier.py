@@ -206,11 +206,11 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         _, labels, known = self._fitted
         edges = torch.stack([self.hood_.source, self.hood_.target])
         edges = to_undirected(subgraph(known, edges[:, edges[0] != edges[1]])[0])
-        chance = labels[known].bincount().div(known.sum()).square().sum().item()
         line = "no two neighbours have labels: it is unknown how often neighbours agree"
         if edges.numel():
-            line = f"neighbours agree in {homophily(edges, labels):.0%} of {edges.shape[1] // 2} "
-            line += f"pairs with labels ({chance:.0%} by chance)"
+            chance = labels[known].bincount().div(known.sum()).square().sum().item()
+            agree = f"{homophily(edges, labels):.0%} of {edges.shape[1] // 2}"
+            line = f"neighbours agree in {agree} pairs with labels ({chance:.0%} by chance)"
         sizes = f"{len(known)} rows, {int(known.sum())} labels of {len(self.classes_)} classes"
         return f"{sizes}\n{line}\n{self.stacked_.summary()}"
 
@@ -272,12 +272,11 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         """Pairs of neighbouring rows; of nearest neighbours both ways round."""
         self._neighbors = None
         if graph is None:
-            nearest = min(self.n_neighbors, size - 1)
-            self._neighbors = _finder(self.neighbors, nearest, self.metric, X)
-            graph = _graph_of(self._neighbors, X, default=self.neighbors is None)
-        edges, number = edges_of(graph, X)
-        if number not in (None, size):
-            raise ValueError(f"graph must have {size} nodes, one for each row of X, got {number}")
+            number = min(self.n_neighbors, size - 1)
+            self._neighbors, graph = _nearest(self.neighbors, number, self.metric, X)
+        edges, nodes = edges_of(graph, X)
+        if nodes not in (None, size):
+            raise ValueError(f"graph must have {size} nodes, one for each row of X, got {nodes}")
         return edges
 
     def _trained(self, X: Any, labels: Tensor, rows: np.ndarray) -> Any:
@@ -305,8 +304,10 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return mean.log() * pool.temperature, (mean + by_fold) / 2
 
 
-def _finder(neighbors: Any, number: int, metric: str, X: Any) -> Any:
-    """A new transformer: the user's, or exact neighbours of rows that are scaled for Euclid."""
+def _nearest(neighbors: Any, number: int, metric: str, X: Any) -> tuple[Any, Any]:
+    """A fitted transformer, the user's or exact neighbours of rows that are scaled for Euclid, and
+    its sparse matrix of neighbours.
+    """
     if neighbors is not None:
         finder = clone(neighbors)
     else:
@@ -317,15 +318,10 @@ def _finder(neighbors: Any, number: int, metric: str, X: Any) -> Any:
     last = finder[-1] if isinstance(finder, Pipeline) else finder
     if hasattr(last, "set_output"):  # no data frame holds a sparse matrix
         last.set_output(transform="default")
-    return finder
-
-
-def _graph_of(finder: Any, X: Any, default: bool) -> Any:
-    """The sparse matrix of neighbours, or an error that says how to prepare the rows."""
     try:
         graph = finder.fit_transform(X)
     except ValueError as error:
-        if not default:
+        if neighbors is not None:
             raise
         raise ValueError(
             f"the default neighbours need numeric rows without missing values and a known "
@@ -336,7 +332,7 @@ def _graph_of(finder: Any, X: Any, default: bool) -> Any:
             f"neighbors must turn rows into a sparse matrix of their neighbours, got "
             f"{type(graph).__name__}: end it in a KNeighborsTransformer, as in {EXAMPLE}"
         )
-    return graph
+    return finder, graph
 
 
 def _temperature_posterior(held_out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

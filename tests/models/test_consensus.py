@@ -448,7 +448,7 @@ def test_probabilities_of_a_classifier():
     assert list(with_probs.powers) == ["shares", "walk", "potts", "classifier", "answers"]
     assert "classifier" in with_probs.summary()
     for rows, gain in ((answered, 0.1), (~answered, 0.2)):
-        scores = [mean_log_prob(each.probs[rows], truth[rows]) for each in found]
+        scores = [-nll_loss(each.probs[rows].log(), truth[rows]) for each in found]
         assert scores[1] > scores[0] + gain
     torch.testing.assert_close(with_probs.priors["classifier"], probs, atol=1e-3, rtol=0)
     one = Annotators(3).fit(graph, answers[:, :1], pred_probs=probs, **QUICK).powers

@@ -14,9 +14,6 @@ from torch_geometric.utils import coalesce, to_dense_adj
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.models import PooledScores, StackedNMM, edge_weights
-from pyro_nmm.models.stacked.fit import folds_of
-from pyro_nmm.models.stacked.table import GraphScores
-from pyro_nmm.sources import communities
 
 
 def drawn(seed, size=9, edges=20):
@@ -45,73 +42,6 @@ def test_weights_are_those_of_the_dense_matrix(seed):
     # As PyG adds the weights of edges that are listed twice.
     merged = to_dense_adj(*coalesce(edge_index, weight)[:1], edge_attr=None, max_num_nodes=9)
     assert ((merged[0] > 0) == (dense > 0)).all()
-
-
-def test_community_edges_weigh_one():
-    edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    hood = communities(edge_index, 3, torch.tensor([0, 0, 1]))
-    found = edge_weights(hood, edge_index, torch.tensor([2.0, 2.0, 4.0, 4.0]))
-    assert (found[hood.source >= 3] == 1).all()
-    assert found[hood.source == hood.target].tolist() == [2, 3, 4]
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_weights_multiply_attention_and_steps(shared):
-    edge_index, weight = drawn(1)
-    hood = Neighborhood(edge_index, 9)
-    if shared:
-        hood = communities(edge_index, 9, torch.arange(9) // 3)
-    weight = edge_weights(hood, edge_index, weight)
-    scores, y, known = torch.randn(9, 3), torch.randint(3, (9,)), torch.arange(9) < 3
-    stacked = StackedNMM(3, communities=shared).double()
-    near = hood.source < 9
-    walk = torch.zeros(9, 9)
-    walk[hood.target[near], hood.source[near]] = weight[near]
-    walk = walk / walk.sum(1, keepdim=True)
-    terms = stacked.pool.terms(hood, scores, y, known, weight)
-    torch.testing.assert_close(terms[1], (walk @ scores.softmax(-1) + 1e-3).log())
-    alpha, logits = stacked(hood, scores, y, known, weight)
-    plain_alpha, plain = stacked.formula(hood, terms, None)
-    torch.testing.assert_close(alpha, plain_alpha)
-    torch.testing.assert_close((logits - plain)[near], weight[near].log())
-    # Against a community stand all nodes together, with their weights.
-    rest = hood.logsumexp(logits.masked_fill(~near, -torch.inf))[hood.row]
-    before = hood.logsumexp(plain.masked_fill(~near, -torch.inf))[hood.row]
-    torch.testing.assert_close((logits - plain)[~near], (rest - before)[~near])
-
-
-@pytest.mark.parametrize("shared", ["nodes alone", "communities", "weighted communities"])
-def test_a_part_has_the_weights_of_the_whole(shared):
-    edge_index, weight = drawn(2, size=20, edges=40)
-    hood, inside = Neighborhood(edge_index, 20), shared != "nodes alone"
-    if inside:
-        hood = communities(edge_index, 20, torch.arange(20) // 5)
-    weight = edge_weights(hood, edge_index, weight)
-    if shared == "weighted communities":
-        weight = weight.where(hood.source < 20, 50 * torch.rand(hood.num_edges) + 0.1)
-    scores, y, known = torch.randn(20, 3), torch.randint(3, (20,)), torch.arange(20) % 4 == 0
-    stacked = StackedNMM(3, communities=inside).double()
-    data = GraphScores.of(hood, scores, y, known, weight)
-    (part,) = folds_of(stacked.formula, data, known, 1)
-    logits = stacked.formula(part.hood, part.inputs, part.edge_weight)[1]
-    whole = stacked.pool.terms(hood, scores, y, none(20), weight)
-    expected = stacked.formula(hood, whole, weight)[1]
-    mine, all_rows = part.hood.restrict(part.held_out), hood.restrict(known)
-    torch.testing.assert_close(logits[mine.edge], expected[all_rows.edge])
-
-
-def test_fit_reads_the_weights_of_communities():
-    """It would else fit other numbers than those of the mixture that they are for."""
-    edge_index, _, scores, y, train, held_out, _ = problem()
-    hood = communities(edge_index, 300, torch.arange(300) // 5)
-    found = []
-    for value in (1.0, 50.0):
-        weight = torch.ones(hood.num_edges).masked_fill(hood.source >= 300, value)
-        torch.manual_seed(0)
-        stacked = StackedNMM(3, communities=True)
-        stacked.fit(hood, scores, y, train, held_out, edge_weight=weight, num_steps=10)
-        found.append(stacked.community.item())
-    assert found[1] < found[0] - 1e-3
 
 
 def problem():

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from stacking import FEW, cliques
 from torch.nn.functional import cross_entropy, one_hot
 
-from pyro_nmm.models import StackedNMM, marginals_in_blocks
+from pyro_nmm.models import StackedNMM
 from pyro_nmm.models.stacked import bounded_temperature
 from pyro_nmm.models.stacked.fit import silence
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
@@ -158,8 +158,6 @@ def test_shares_replace_scores_that_say_nothing():
         share = (y[known].bincount() + 2.5) / 25
         torch.testing.assert_close(stacked.pool.shares, share)
         assert (marginals[20:] - share).abs().max() < 0.1
-        blocks = [part for _, part in marginals_in_blocks(stacked, hood, scores, y, known)]
-        torch.testing.assert_close(torch.cat(blocks), marginals)
         again = StackedNMM(2)
         again.load_state_dict(stacked.state_dict())
         loaded = again.posterior(hood, scores, y, known, num_draws=0).marginals()

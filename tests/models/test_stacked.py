@@ -6,80 +6,72 @@
 import itertools
 
 import networkx as nx
-import numpy as np
 import oracle
 import pyro
 import pytest
 import torch
 from graphs import house, to_hood
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
-from stacking import FEW, KINDS, cliques, few_labels, made, mask, moved, numbers, place
-from torch_geometric.utils import erdos_renyi_graph
+from stacking import FEW, KINDS, cliques, made, mask, moved, numbers
 
-from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, Posterior, blocks
+from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, Posterior
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.guides import AmortizedNMM
-from pyro_nmm.models import PooledScores, StackedNMM, marginals_in_blocks, temperature_scaling
+from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
 from pyro_nmm.models.stacked.fit import NUM_DRAWS, surrogate
 from pyro_nmm.models.stacked.formula import DAMPING, SHRINKAGE, STEPS, with_own_sources
 from pyro_nmm.models.stacked.table import GraphScores
-from pyro_nmm.sources import communities
-
-PAIRS = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
-#: Two partitions of the house's five nodes.
-MEMBERS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 0]])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_parameters_are_the_formula(kind, weighted):
-    hood, scores, y, known = (
-        place(kind, house(), MEMBERS),
-        torch.randn(5, 3),
-        torch.arange(5) % 3,
-        mask(5, 0, 3),
-    )
+    hood, scores, y, known = house(), torch.randn(5, 3), torch.arange(5) % 3, mask(5, 0, 3)
     stacked = moved(made(kind), 1.0)
-    weight = torch.rand(hood.num_edges) + 0.5 if weighted else None
+    weight = torch.rand(hood.num_edges) + 0.5 if weighted else torch.ones(hood.num_edges)
     values = {name: value.detach() for name, value in stacked.named_parameters()}
+    kappa, floor = values["log_kappa"].exp(), values["log_floor"].exp()
     if stacked.pool is None:
-        probs, share = (values["log_scale"].exp() * scores).softmax(-1), 1.0
+        probs = (values["log_scale"].exp() * scores).softmax(-1)
     else:
-        probs, share = stacked.pool(stacked.pool.terms(hood, scores, y, known, weight)), 1 / 3
-    groups = [torch.stack([probs[MEMBERS[p] == g].mean(0) for g in (0, 1)]) for p in (0, 1)]
-    kappas = [values["log_kappa"].exp().expand(5)]
-    if "communities" in kind:
-        probs = torch.cat([probs, *groups])
-        kappas.append(values["log_kappa_community"].exp().expand(4))
-    kappa = torch.cat(kappas)[:, None]
-    floor = values["log_floor"].exp() * (share if stacked.pool is None else share * kappa)
-    alpha, logits, *relabel = stacked(hood, scores, y, known, weight)
+        probs = stacked.pool(stacked.pool.terms(hood, scores, y, known, weight))
+        floor = kappa * floor / 3
+    alpha, logits, *relabel = stacked(hood, scores, y, known, weight if weighted else None)
     torch.testing.assert_close(alpha, kappa * probs + floor)
-    attention = {}
-    edges = list(zip(hood.target.tolist(), hood.source.tolist(), strict=True))
-    for e, (i, j) in enumerate(edges):
+    for e, (i, j) in enumerate(zip(hood.target.tolist(), hood.source.tolist(), strict=True)):
         cosine = probs[i] @ probs[j] / (probs[i].norm() * probs[j].norm())
-        value = values["similarity"] * cosine + values["gamma"] * (i == j)
-        attention[i, j] = value.exp() * (1 if weight is None else weight[e])
-        if j < 5:
-            torch.testing.assert_close(logits[e], attention[i, j].log())
-        else:  # a row's sources ascend: its nodes came before
-            nodes = sum(attention[i, k] for k in range(5) if (i, k) in attention)
-            odds = (logits[e].exp() / nodes) / attention[i, j]
-            torch.testing.assert_close(odds, values["community"].exp())
-    if kind == "relabelled":
-        rate, keep = values["odds"].sigmoid(), torch.eye(3)
-        for (i, j), change in zip(edges, relabel[0], strict=True):
+        value = values["similarity"] * cosine + values["gamma"] * (i == j) + weight[e].log()
+        torch.testing.assert_close(logits[e], value)
+        if relabel:
+            rate, keep = values["odds"].sigmoid() * (i != j), torch.eye(3)
             mixed = (1 - rate) * keep + rate * stacked.compatibility.to(keep)
-            torch.testing.assert_close(change, keep if i == j else mixed)
+            torch.testing.assert_close(relabel[0][e], mixed)
     assert len(relabel) == (kind == "relabelled")
 
 
-@given(seed=st.integers(0, 2**16), weighted=st.booleans(), in_blocks=st.booleans())
-def test_pool_is_the_formula(seed, weighted, in_blocks):
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_of_nodes_and_labels_does_not_matter(kind):
+    """Renumbered nodes and labels have renumbered marginals."""
+    hood, scores, y, train, held_out = cliques()
+    order, swap, known = torch.randperm(60), torch.tensor([2, 0, 1]), train | held_out
+    stacked, other = moved(made(kind), 0.5), made(kind)
+    other.load_state_dict(stacked.state_dict())
+    if other.pool is not None:
+        other.pool.offsets.data = stacked.pool.offsets.data[swap]
+    if kind == "relabelled":
+        other.compatibility = stacked.compatibility[swap][:, swap]
+    place, labels = order.argsort(), swap.argsort()[y]
+    edges = torch.stack([place[hood.source], place[hood.target]])
+    again = Neighborhood(edges, 60), scores[order][:, swap], labels[order], known[order]
+    expected = stacked.mixture(hood, scores, y, known).marginals()[order][:, swap]
+    torch.testing.assert_close(other.mixture(*again).marginals(), expected)
+
+
+@given(seed=st.integers(0, 2**16), weighted=st.booleans())
+def test_pool_is_the_formula(seed, weighted):
     """By dense powers of the walk's matrix."""
     torch.manual_seed(seed)
     hood = to_hood(nx.gnp_random_graph(9, 0.3, seed=seed))
@@ -100,18 +92,10 @@ def test_pool_is_the_formula(seed, weighted, in_blocks):
     logits = (pool.log_scale.exp() + pool.agreement * (agree - 0.75)) * scores / 1.7
     logits = logits + pool.neighbors * (walk @ own + 1e-3).log()
     logits = logits + pool.labels * above.log() + pool.offsets
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "NUMBERS", 7 if in_blocks else blocks.NUMBERS)
-        terms = pool.terms(hood, scores, y, known, weight if weighted else None)
+    terms = pool.terms(hood, scores, y, known, weight if weighted else None)
     torch.testing.assert_close(pool(terms), logits.softmax(-1))
-
-
-def test_pool_without_known_labels_and_with_communities():
-    hood, scores, pool = house(), torch.randn(5, 3), PooledScores(3)
-    terms = pool.terms(hood, scores, torch.full((5,), -1), mask(5))
-    torch.testing.assert_close(terms[2], torch.zeros(5, 3))
-    shared = place("communities", hood, MEMBERS)
-    torch.testing.assert_close(pool.terms(shared, scores, torch.full((5,), -1), mask(5)), terms)
+    nothing = pool.terms(hood, scores, torch.full((9,), -1), mask(9))
+    torch.testing.assert_close(nothing[2], torch.zeros(9, 3))
 
 
 def test_temperature_scaling_and_a_bias_are_limits():
@@ -133,10 +117,10 @@ def test_temperature_scaling_and_a_bias_are_limits():
         torch.testing.assert_close(found[:2], torch.eye(3)[:2].to(found))  # the known labels
 
 
-@pytest.mark.parametrize("kind", ["pool", "communities of scores"])
+@pytest.mark.parametrize("kind", ["pool", "scores"])
 def test_posterior_is_the_enumeration(kind):
     """Known nodes are evidence for scores alone, and a part of alpha with a pool."""
-    hood, scores = place(kind, house(), MEMBERS), torch.randn(5, 2)
+    hood, scores = house(), torch.randn(5, 2)
     stacked, y = numbers(made(kind, 2), gamma=0.4), torch.tensor([1, 0, 0, 0, 0])
     alpha, logits = (value.detach() for value in stacked(hood, scores, y, mask(5, 0)))
     table = oracle.of_hood(hood, alpha, logits)
@@ -162,17 +146,6 @@ def test_posterior_is_the_enumeration(kind):
     torch.testing.assert_close(drawn, joint / joint.sum(), rtol=0, atol=0.02)
 
 
-def test_communities_inform_about_distant_nodes():
-    """The two ends of a path share a community; numbers of communities may have gaps."""
-    stacked = numbers(made("communities of scores"), log_kappa_community=-1.0, community=1.5)
-    scores, y = torch.randn(4, 3), torch.tensor([1, 0, 0, 0])
-    members = torch.tensor([0, 1, 1, 0])
-    mix, wide = (stacked.mixture(communities(PAIRS, 4, m), scores) for m in (members, 3 * members))
-    change = mix.condition(y, mask(4, 0)).marginals() - mix.marginals()
-    assert change[3].abs().max() > 0.02
-    torch.testing.assert_close(wide.log_prob(y), mix.log_prob(y))
-
-
 @given(seed=st.integers(0, 2**16))
 def test_own_sources_change_nothing_else(seed):
     """Labels of all sets of other nodes are as likely as before, where edges relabel too."""
@@ -194,11 +167,11 @@ def test_own_sources_change_nothing_else(seed):
         torch.testing.assert_close(after.marginals()[known].argmax(-1), y[known])
 
 
-@pytest.mark.parametrize("kind", ["scores", "pool", "communities of scores"])
+@pytest.mark.parametrize("kind", ["scores", "pool"])
 def test_gradient_of_the_conditional_bound(kind):
     """The surrogate's mean gradient is the enumerated bound's, in every parameter."""
     torch.manual_seed(1)
-    hood = place(kind, to_hood(nx.path_graph(4)), MEMBERS[0, :4])
+    hood = to_hood(nx.path_graph(4))
     stacked, scores = numbers(made(kind, 2), log_kappa=-0.5), torch.randn(4, 2)  # strong sharing
     y, order, known = torch.tensor([0, 1, 0, 0]), torch.tensor([1, 3, 0, 2]), mask(4, 1, 3)
     parameters = list(stacked.parameters())
@@ -221,10 +194,10 @@ def test_gradient_of_the_conditional_bound(kind):
     assert ((direct - exact).abs() > 4 * error).any()  # without the score it would not pass
 
 
-@pytest.mark.parametrize("kind", ["scores", "pool", "communities of scores"])
+@pytest.mark.parametrize("kind", ["scores", "pool"])
 def test_is_a_network_for_svi(kind):
     """Its parameters are parameters of a Pyro program."""
-    hood, observed = place(kind, house(), MEMBERS), mask(5, 1, 2, 4)
+    hood, observed = house(), mask(5, 1, 2, 4)
     program = AmortizedNMM(hood, made(kind, 2).double())
     elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1)
     svi = SVI(program.model, program.guide, Adam({"lr": 0.05}), elbo)
@@ -234,102 +207,39 @@ def test_is_a_network_for_svi(kind):
     assert ("pool.labels" in " ".join(pyro.get_param_store().keys())) == (kind == "pool")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_mixture_has_the_gradient_of_scores(kind):
-    """As quotients of differences, and none of the fitted parameters."""
-    torch.manual_seed(2)
-    classes = 3 if kind == "relabelled" else 2
-    stacked, hood = moved(made(kind, classes), 0.5), place(kind, house(), MEMBERS)
-    labels = torch.tensor([0, 0, 0, 1, 0]), mask(5, 3)
-
-    def loss(scores):
-        return stacked.mixture(hood, scores, *labels).marginals()[0, 0]
-
-    scores = torch.randn(5, classes, requires_grad=True)
-    assert torch.autograd.gradcheck(loss, scores)
-    loss(scores).backward()
-    assert scores.grad.abs().max() > 1e-3
-    assert all(value.grad is None for value in stacked.parameters())
-    assert not loss(scores.detach()).requires_grad
-
-
-def test_repr_and_state():
-    assert "temperature=1, kappa=2.718, floor=0.006738" in repr(made("scores"))
-    text = repr(made("communities of scores"))
-    assert "kappa_community=0.3679, gamma=2, similarity=1, community=-1" in text
-    names = ["log_scale", "log_kappa", "log_floor", "gamma", "similarity", "updated", "deviations"]
-    assert list(made("scores").state_dict()) == names
-
-
-def random_problem(seed, num_nodes=30):
-    torch.manual_seed(seed)
-    edges = erdos_renyi_graph(num_nodes, 0.15)
-    scores, y = 2 * torch.randn(num_nodes, 3), torch.randint(3, (num_nodes,))
-    return Neighborhood(edges, num_nodes), scores, y, torch.rand(num_nodes) < 0.3
-
-
-@settings(max_examples=30)
-@given(seed=st.integers(0, 2**16), kind=st.sampled_from(["pool", "communities", "relabelled"]))
-def test_blocks_have_the_posterior(seed, kind):
-    hood, *labels = random_problem(seed)
-    hood = place(kind, hood, torch.randint(4, (30,)))
-    weight = torch.rand(hood.num_edges) + 0.1 if kind == "pool" else None
-    stacked, seen = moved(made(kind), 1.0), []
-    stacked.share.fill_(0.7)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "NUMBERS", 40)
-        options = {"edge_weight": weight, "progress": lambda rows: seen.extend(rows) or rows}
-        parts = list(marginals_in_blocks(stacked, hood, *labels, **options))
-    assert [rows for rows, _ in parts] == seen
-    assert len(seen) > 3
-    marginals = torch.cat([block for _, block in parts])
-    posterior = stacked.posterior(hood, *labels, edge_weight=weight)
-    for expected in (stacked.mixture(hood, *labels, weight), posterior):
-        torch.testing.assert_close(marginals, expected.marginals(), atol=1e-5, rtol=1e-5)
-
-
-def test_blocks_of_files(tmp_path):
-    """The graph, the scores and the result lie in files."""
-    hood, scores, y, known = random_problem(0)
-    stacked, scores = moved(StackedNMM(3)), scores.float()
-    arrays = []
-    for name, values in {"ptr": hood.ptr, "source": hood.source, "scores": scores}.items():
-        np.save(tmp_path / name, values.numpy())
-        arrays.append(torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="c")))
-    stored = Neighborhood.of_rows(30, torch.arange(30), *arrays[:2])
-    options = {"mode": "w+", "dtype": np.float32, "shape": (30, 3)}
-    out = np.lib.format.open_memmap(tmp_path / "marginals.npy", **options)
-    for nodes, probs in marginals_in_blocks(stacked, stored, arrays[2], y, known):
-        out[nodes] = probs.numpy()
-    out.flush()
-    expected = stacked.posterior(hood, scores, y, known).marginals()
-    found = torch.from_numpy(np.load(tmp_path / "marginals.npy"))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("num_samples", [64, None])
-@pytest.mark.parametrize("kind", ["pool", "scores", "communities", "share"])
-def test_posterior_without_known_labels(kind, num_samples):
-    torch.manual_seed(0)
-    hood, scores, y = place(kind, house(), MEMBERS[0]), torch.randn(5, 3), torch.arange(5) % 3
+@pytest.mark.parametrize("kind", ["pool", "scores", "share"])
+def test_posterior_without_known_labels(kind):
+    """It is the mixture, in every query."""
+    hood, scores, y = house(), torch.randn(5, 3), torch.arange(5) % 3
     stacked = moved(made("pool" if kind == "share" else kind))
     if kind == "share":
         stacked.share.fill_(0.7)
     known = hood, scores, torch.full((5,), -1), mask(5)
-    mix, posterior = stacked.mixture(*known), stacked.posterior(*known, num_samples)
-    assert not posterior.observed.any()
-    torch.testing.assert_close(posterior.marginals(), mix.marginals())
+    mix, posterior = stacked.mixture(*known), stacked.posterior(*known)
     pairs = torch.tensor([[0, 2, 1], [1, 4, 1]])
+    torch.testing.assert_close(posterior.marginals(), mix.marginals())
     torch.testing.assert_close(posterior.pairwise(pairs), mix.pairwise(pairs))
     joint = (each.log_marginal(pairs[0], y[:3]) for each in (posterior, mix))
     torch.testing.assert_close(*joint)
     rates = torch.nn.functional.one_hot(posterior.sample((20_000,)), 3).double().mean(0)
     error = (mix.marginals() * (1 - mix.marginals()) / 20_000).sqrt()
     assert ((rates - mix.marginals()).abs() < 5 * error + 1e-6).all()
-    counts = posterior.counts([torch.arange(5)], 0, 20_000).double()
-    wanted = mix.marginals()[:, 0].sum()
-    assert abs(counts.mean() - wanted) < 5 * counts.std() / 20_000**0.5
     assert torch.equal(posterior.predict(), mix.marginals().argmax(-1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixture_has_the_gradient_of_scores(kind):
+    """As quotients of differences, and none of the fitted parameters."""
+    stacked, hood, labels = moved(made(kind), 0.5), house(), (torch.arange(5) % 3, mask(5, 3))
+
+    def loss(scores):
+        return stacked.mixture(hood, scores, *labels).marginals()[0, 0]
+
+    scores = torch.randn(5, 3, requires_grad=True)
+    assert torch.autograd.gradcheck(loss, scores)
+    loss(scores).backward()
+    assert all(value.grad is None for value in stacked.parameters())
+    assert not loss(scores.detach()).requires_grad
 
 
 @pytest.mark.parametrize("kind", ["pool", "scores"])
@@ -374,13 +284,3 @@ def test_new_labels_are_evidence_and_in_the_pool():
     torch.testing.assert_close(found.marginals()[~train], plain.marginals()[~train])
     assert found.observed.equal(train | some)
     assert not stacked.fit(hood, scores, y, train, new, **FEW).updated
-
-
-def test_another_graph_without_labels():
-    """Parameters of one graph on another, and a classifier that learned from neither."""
-    hood, scores, y, _, held_out = few_labels()
-    stacked = StackedNMM(3).fit(hood, scores, y, mask(60), held_out, **FEW)
-    other = to_hood(nx.cycle_graph(7)), scores[:7], torch.full((7,), -1), mask(7)
-    marginals = stacked.mixture(*other).marginals()
-    torch.testing.assert_close(marginals.sum(-1), torch.ones(7).to(scores))
-    torch.testing.assert_close(stacked.posterior(*other, num_draws=0).marginals(), marginals)

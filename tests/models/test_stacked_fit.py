@@ -14,7 +14,6 @@ import torch
 from graphs import house, to_hood
 from stacking import (
     FEW,
-    cliques,
     few_labels,
     fit_on_all_edges,
     log_prior,
@@ -27,13 +26,9 @@ from stacking import (
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.models import StackedNMM, temperature_scaling
-from pyro_nmm.models.stacked import bounded_temperature, formula
-from pyro_nmm.models.stacked.fit import agreement, folds_of, sources_of
-from pyro_nmm.models.stacked.formula import Priors
+from pyro_nmm.models.stacked import bounded_temperature
+from pyro_nmm.models.stacked.fit import Fold, agreement, parts_of
 from pyro_nmm.models.stacked.table import GraphScores
-from pyro_nmm.sources import communities
-
-FOLDS = 3
 
 
 @pytest.fixture(scope="module")
@@ -119,44 +114,6 @@ def test_update_learns_from_new_labels():
     assert torch.equal(updated.pool.temperature, stacked.pool.temperature)
 
 
-@pytest.mark.slow
-def test_fit_finds_communities():
-    """Where labels are shared, and where the groups are random."""
-    torch.manual_seed(0)
-    members = torch.arange(30).repeat_interleave(20)
-    edges = torch.tensor(list(nx.random_partition_graph([20] * 30, 0.1, 0.0, seed=0).edges)).T
-    edges = torch.cat([edges, edges.flip(0)], 1)
-    probs = torch.distributions.Dirichlet(torch.full((3,), 0.3)).sample((30,))
-    y = torch.multinomial(probs[members], 1)[:, 0]
-    scores = torch.nn.functional.one_hot(y, 3) + 1.5 * torch.randn(600, 3)
-    train, held_out, test = (mask(600, *part.tolist()) for part in torch.randperm(600).chunk(3))
-    nodes, gains = Neighborhood(edges, 600), {}
-    for name, groups in {"true": members, "false": members[torch.randperm(600)]}.items():
-        values = []
-        for hood, kind in (
-            (nodes, "scores"), (communities(edges, 600, groups), "communities of scores"),
-        ):  # fmt: skip
-            stacked = made(kind).fit(hood, scores, y, train, held_out)
-            likelihood = stacked.mixture(hood, scores).log_likelihood(y, test, train)
-            values.append(likelihood / test.sum())
-        gains[name] = (values[1] - values[0]).item()
-    assert gains["true"] > 0.2
-    assert abs(gains["false"]) < 0.05
-
-
-def test_scale_of_the_scores_does_not_matter(shared):
-    """Even where a softmax at unit scale would be saturated in single precision."""
-    hood, scores, *labels = shared[:5]
-    marginals = []
-    for factor in (0.01, 1.0, 1000.0):
-        torch.manual_seed(0)
-        scaled = factor * scores.float()
-        stacked = made("scores").fit(hood, scaled, *labels, num_steps=60)
-        marginals.append(stacked.mixture(hood, scaled).marginals())
-    torch.testing.assert_close(marginals[0], marginals[1], rtol=0, atol=0.02)
-    torch.testing.assert_close(marginals[2], marginals[1], rtol=0, atol=0.02)
-
-
 def test_perfect_scores_and_little_data():
     """A finite temperature, and parameters near the prior's means."""
     hood, y = house(), torch.tensor([0, 1, 0, 1, 0])
@@ -202,65 +159,31 @@ def test_no_label_is_told_by_itself(shared):
     """What a fold's labels are given is the same, whatever they are."""
     hood, scores, y, train, held_out, new, _ = shared
     formula, known = StackedNMM(4).formula, held_out | new
-    for num_folds in (1, 5):
-        torch.manual_seed(1)
-        data = GraphScores(hood, scores, y, train | known)
-        parts = folds_of(formula, data, known, num_folds)
-        assert sum(int(part.held_out.sum()) for part in parts) == int(known.sum())
-        assert len(parts) == num_folds
-        for number, part in enumerate(parts):
-            # All nodes that are read, by their scores, which are unlike.
-            nodes = torch.cdist(part.inputs[0], scores).argmin(-1)
-            other = y.clone()
-            out = nodes[part.held_out]
-            other[out] = (other[out] + 1) % 4
-            torch.manual_seed(1)
-            again = folds_of(formula, replace(data, y=other), known, num_folds)[number]
-            assert torch.equal(again.inputs, part.inputs)
-            assert not (part.observed & part.held_out).any()
+    for out in parts_of(known, 5):
+        folds = []
+        for labels in (y, torch.where(out, (y + 1) % 4, y)):
+            folds.append(Fold.of(formula, GraphScores(hood, scores, labels, train | known), out))
+        assert torch.equal(folds[0].inputs, folds[1].inputs)
+        assert not torch.equal(folds[0].y, folds[1].y)
+        assert not (folds[0].observed & folds[0].held_out).any()
 
 
-@pytest.mark.parametrize("kind", ["scores", "communities of scores"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_fit_leaves_out_what_it_does_not_need(kind, weighted, kernels):
-    """Nodes that no labelled node may choose, and that share no community with one."""
-    problem = few_labels(kind)
-    hood, known = problem[0], problem[3] | problem[4]
-    part, nodes, sources = sources_of(hood, known)
-    assert torch.equal(sources[: len(nodes)], nodes)
-    assert part.num_nodes == len(nodes) < 60
-    if "communities" in kind:
-        assert part.num_sources - part.num_nodes < hood.num_sources - 60
-    weight = torch.rand(hood.num_edges) + 0.1 if weighted else None
-    how = {"num_steps": 20, "edge_weight": weight}
-    torch.manual_seed(7)
-    expected = fit_on_all_edges(made(kind), *problem, **how)
-    torch.manual_seed(7)
-    found = made(kind).fit(*problem, **how)
-    for name, value in expected.named_parameters():
-        torch.testing.assert_close(found.get_parameter(name), value)
-
-
-def test_cost_of_a_step_does_not_depend_on_other_edges(monkeypatch):
-    """Attention is computed for edges into labelled nodes, and one of each of their sources."""
-    seen, call = [], formula.Formula.__call__
-
-    def counted(self, hood, scores, *more):
-        seen.append((hood.num_edges, len(scores)))
-        return call(self, hood, scores, *more)
-
-    monkeypatch.setattr(formula.Formula, "__call__", counted)
-    hood, scores, y, train, held_out = few_labels()
+def test_fit_leaves_out_what_it_does_not_need(weighted, kernels):
+    """Nodes that no labelled node may choose."""
+    problem = few_labels()
+    hood, scores, y, train, held_out = problem
+    fold = Fold.of(made("scores").formula, GraphScores(hood, scores, y, train | held_out), held_out)
     rows = hood.restrict(train | held_out)
     sources = len(rows.source.unique())
-    made("scores").fit(hood, scores, y, train, held_out, num_steps=3)
-    assert set(seen) == {(rows.num_edges + sources - 14, sources)}
-    unlabelled = (~(train | held_out)).nonzero()[:, 0]
-    more = torch.cartesian_prod(torch.arange(60), unlabelled).T
-    dense = Neighborhood(torch.cat([torch.stack([hood.source, hood.target]), more], 1), 60)
-    assert dense.num_edges > 5 * hood.num_edges
-    made("scores").fit(dense, scores, y, train, held_out, num_steps=3)
-    assert len(set(seen)) == 1
+    assert (fold.hood.num_nodes, fold.hood.num_edges) == (sources, rows.num_edges + sources - 14)
+    how = {"num_steps": 20, "edge_weight": torch.rand(hood.num_edges) + 0.1 if weighted else None}
+    torch.manual_seed(7)
+    expected = fit_on_all_edges(made("scores"), *problem, **how)
+    torch.manual_seed(7)
+    found = made("scores").fit(*problem, **how)
+    for name, value in expected.named_parameters():
+        torch.testing.assert_close(found.get_parameter(name), value)
 
 
 @pytest.mark.parametrize("lr", [1e3, 1e30])
@@ -275,28 +198,6 @@ def test_fit_that_diverges_leaves_the_module_alone(lr):
     assert stacked.mixture(*problem[:2]).marginals().isfinite().all()
 
 
-def test_a_fit_needs_some_of_many_held_out_nodes():
-    """Some of them are the fit of a mask of them, and the rest of their labels is not read."""
-    hood, y = Neighborhood.grid(12, 12), torch.randint(3, (144,))
-    scores, train, held_out = torch.randn(144, 3), torch.arange(144) < 30, torch.arange(144) >= 50
-    torch.manual_seed(1)
-    nodes = held_out.nonzero()[:, 0]
-    few = mask(144, *nodes[torch.randperm(len(nodes))[:40]].tolist())
-    expected = StackedNMM(3).fit(hood, scores, y, train, few, **FEW)
-    torch.manual_seed(1)
-    unread = y.masked_fill(held_out & ~few, 0)
-    found = StackedNMM(3).fit(hood, scores, unread, train, held_out, max_held_out=40, **FEW)
-    assert all(map(torch.equal, found.parameters(), expected.parameters()))
-
-
-def test_progress_sees_the_steps():
-    seen = []
-    progress = {"progress": lambda steps: [seen.append(step) or step for step in steps]}
-    stacked = StackedNMM(3).fit(*few_labels(), num_folds=3, **FEW, **progress)
-    assert seen == [0, 1, 2, 3, 4]
-    assert stacked.evidence is None  # all labels were learned from
-
-
 @pytest.mark.parametrize(("pool", "name"), [(True, "pool.labels"), (False, "log_scale")])
 def test_prior_is_an_argument(pool, name):
     """A tight one holds the fit where its mean is, and the others are as they were."""
@@ -308,27 +209,6 @@ def test_prior_is_an_argument(pool, name):
     mean = 1.7 if pool else 1.7 - math.log(bounded_temperature(scores, y, held_out))
     assert tight.get_parameter(name).item() == pytest.approx(mean, abs=0.01)
     assert tight.gamma.item() != plain.gamma.item()
-
-
-def test_priors_follow_agreement_and_temperature():
-    """The less neighbours agree, the more a node keeps to itself; a prior that is given stays."""
-
-    def means(prior, **options):
-        stacked = StackedNMM(2, **options, prior=prior)
-        priors = Priors.of(stacked.declared, stacked.prior, 4.0, agreement=0.25)
-        return {each.name: each.mean for each in priors.declared}
-
-    assert means({})["gamma"] == 0.5 + 4 * 0.75**2
-    assert means({"gamma": (0.5, 0.6)})["gamma"] == 0.5
-    assert means({}, pool=False)["gamma"] == 2.0
-    assert means({}, pool=False)["log_scale"] == -math.log(4)
-    assert means({})["pool.log_scale"] == -0.9  # the pool has a temperature of its own
-    hood, scores, y, train, held_out = cliques()
-    for labels in (y, torch.randint(3, (60,))):
-        data = GraphScores(hood, scores, labels, train | held_out)
-        stacked = StackedNMM(3).fit(hood, scores, labels, train, held_out, num_steps=1, lr=1e-9)
-        expected = 0.5 + 4 * (1 - agreement(data)) ** 2
-        assert stacked.gamma.item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_agreement_of_labelled_neighbours():

@@ -5,27 +5,13 @@
 
 import pytest
 import torch
-from stacking import FEW, cliques, made, numbers
+from stacking import FEW, KINDS, cliques, made, numbers
 
 from pyro_nmm import Neighborhood, NeighborMixture, Posterior, blocks
-from pyro_nmm.models import (
-    StackedNMM,
-    compatibility,
-    edge_weights,
-    marginals_in_blocks,
-    temperature_scaling,
-)
-from pyro_nmm.models.stacked import fit, formula
-from pyro_nmm.models.stacked.fit import (
-    Fold,
-    deviations,
-    expected_share,
-    label_gradients,
-    label_log_probs,
-)
+from pyro_nmm.models import StackedNMM, temperature_scaling
+from pyro_nmm.models.stacked.fit import Fold, deviations, expected_share, label_gradients
 from pyro_nmm.models.stacked.formula import Priors
 from pyro_nmm.models.stacked.table import GraphScores
-from pyro_nmm.sources import communities
 
 FOLDS = 3
 
@@ -49,52 +35,18 @@ def copies(hood, scores, y, folds):
     return wide, scores.reshape(-1, 3), y.repeat(FOLDS), masks, out
 
 
-@pytest.fixture
-def labels_by_copy(monkeypatch, problem):
-    """Known labels around a node, relative to the labels' shares in its own copy of the graph."""
-    hood, around = problem[0], formula.propagated
-
-    def in_copies(data):
-        if data.hood.num_nodes == hood.num_nodes:
-            return around(data)
-        parts = [part.chunk(FOLDS) for part in (data.scores, data.y, data.known)]
-        weights = [None] * FOLDS if data.edge_weight is None else data.edge_weight.chunk(FOLDS)
-        every = zip(*parts, weights, strict=True)
-        return torch.cat([around(GraphScores(hood, *part)) for part in every])
-
-    monkeypatch.setattr(formula, "propagated", in_copies)
-
-
-@pytest.mark.parametrize("kind", ["pool", "weights", "scores"])
-def test_folds_are_copies_of_the_graph(problem, labels_by_copy, kind):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_folds_are_copies_of_the_graph(problem, weighted):
     hood, folds = problem[0], problem[3]
-    weight = torch.rand(hood.num_edges) + 0.5 if kind == "weights" else None
-    wide = weight.repeat(FOLDS) if kind == "weights" else None
+    weight = torch.rand(hood.num_edges) + 0.5 if weighted else None
+    wide = weight.repeat(FOLDS) if weighted else None
     fits = []
     options = {"folds": folds, "edge_weight": weight}, {"edge_weight": wide}
     for arguments, more in zip((problem[:3], copies(*problem)), options, strict=True):
         torch.manual_seed(0)
-        # Priors of other parameters follow the agreement of copies.
-        module = StackedNMM(3, pool=kind != "scores", prior={"gamma": (0.6, 0.5)})
-        fits.append(module.fit(*arguments, **more, num_steps=30).state_dict())
-    if kind != "scores":
-        assert 0 < fits[0].pop("share") < fits[1].pop("share") == 1
+        fits.append(made("scores").fit(*arguments, **more, num_steps=30).state_dict())
     for name, value in fits[0].items():
         torch.testing.assert_close(value, fits[1][name], rtol=1e-6, atol=1e-8)
-
-
-def test_folds_of_communities(problem):
-    """Communities of a copy are sources of its own nodes only: with no share of the NMM's
-    communities, the fit is the one without them."""
-    hood, scores, y, folds = problem
-    place = communities(torch.stack([hood.source, hood.target]), 60, torch.arange(60) // 5)
-    stacked = StackedNMM(3, communities=True, prior={"community": (-30.0, 1e-3)})
-    torch.manual_seed(0)
-    found = stacked.fit(place, scores, y, folds=folds, num_steps=30).state_dict()
-    torch.manual_seed(0)
-    plain = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=30).state_dict()
-    for name in ("gamma", "similarity", "pool.labels", "pool.offsets"):
-        torch.testing.assert_close(found[name], plain[name], rtol=1e-3, atol=1e-3)
 
 
 def test_marginals_are_a_linear_pool(problem):
@@ -107,7 +59,6 @@ def test_marginals_are_a_linear_pool(problem):
     beside = torch.rand(60, 3) + 0.1
     beside = beside / beside.sum(-1, keepdim=True)
     other = stacked.posterior(*graph, num_draws=0, beside=beside.numpy()).marginals()
-    in_blocks = torch.cat([block for _, block in marginals_in_blocks(stacked, *graph)])
     stacked.share.fill_(1.0)
     nmm = stacked.posterior(*graph, num_draws=0).marginals()
     scaled = (scores[0] / stacked.pool.temperature).softmax(-1)
@@ -116,7 +67,7 @@ def test_marginals_are_a_linear_pool(problem):
         for each in (scaled, beside)
     )
     mixed = posterior.marginals()
-    for found, wanted in ((mixed, expected), (in_blocks, expected), (other, with_others)):
+    for found, wanted in ((mixed, expected), (other, with_others)):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     share_of_two = (posterior.sample((4000,)) == 2).double().mean(0)
     assert (share_of_two - mixed[:, 2]).abs().max() < 4 * 0.5 / 4000**0.5
@@ -136,18 +87,6 @@ def test_share_is_the_posterior_mean_of_a_weight(agree):
     prior = (1 + 5 * agree) / 7
     assert expected_share(better[:1], better[:1], agree) == pytest.approx(prior, abs=1e-3)
     assert expected_share(torch.full((90,), -torch.inf), better[:90], agree) < 0.08
-
-
-def test_a_refit_that_diverges_gets_no_share(problem, monkeypatch):
-    hood, scores, y, folds = problem
-
-    def nan(formula, priors, fold, rows, *how):
-        return torch.full(rows.shape, torch.nan)
-
-    monkeypatch.setattr(fit, "refitted", nan)
-    stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, num_steps=5)
-    assert 0 < float(stacked.share) < 0.2
-    assert stacked.evidence.nll["NMM"] == torch.inf
 
 
 def test_share_follows_the_graph():
@@ -191,23 +130,6 @@ def test_summary(problem):
     assert stacked.evidence is None
 
 
-def test_weights_of_edges_reach_every_fold(problem):
-    hood, scores, y, folds = problem
-    edges = torch.stack([hood.source, hood.target])[:, hood.source != hood.target]
-    weight = edge_weights(hood, edges, torch.rand(edges.shape[1]) + 0.1)
-    gammas = []
-    for each in (weight, None):
-        torch.manual_seed(0)
-        stacked = StackedNMM(3).fit(hood, scores, y, folds=folds, edge_weight=each, **FEW)
-        gammas.append(stacked.gamma)
-    assert not torch.equal(*gammas)
-
-
-def fold_of(stacked, hood, scores, y, train, held_out, weight=None):
-    data = GraphScores(hood, scores, y, train | held_out, weight)
-    return Fold.of(stacked.formula, data, held_out)
-
-
 @pytest.fixture(params=["pool", "scores"])
 def fitted(request):
     """A module, its problem, and the labels that are held out."""
@@ -216,41 +138,27 @@ def fitted(request):
     return stacked, given, fold_of(stacked, *given)
 
 
-def test_gradients_of_labels(fitted):
-    stacked, _, fold = fitted
-    columns = []
-    mixture = NeighborMixture(fold.hood, *stacked.formula(fold.hood, fold.inputs, None))
+def fold_of(stacked, hood, scores, y, train, held_out, weight=None):
+    data = GraphScores(hood, scores, y, train | held_out, weight)
+    return Fold.of(stacked.formula, data, held_out)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_labels(kind, weighted, monkeypatch):
+    """One backward pass has those of each label alone, in blocks of any size."""
+    given = cliques()
+    weight = torch.rand(given[0].num_edges) + 0.5 if weighted else None
+    stacked = made(kind).fit(*given, edge_weight=weight, **FEW)
+    fold, columns = fold_of(stacked, *given, weight), []
+    mixture = NeighborMixture(fold.hood, *stacked.formula(fold.hood, fold.inputs, fold.edge_weight))
     for row in fold.held_out.nonzero()[:, 0]:
         stacked.zero_grad()
         mixture.marginals()[row, fold.y[row]].log().backward(retain_graph=True)
         columns.append(torch.cat([value.grad.view(-1) for value in stacked.parameters()]))
-    found = label_gradients(stacked.formula, fold)
-    torch.testing.assert_close(found.to(columns[0]), torch.stack(columns), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("change", ["weights", "relabel", "blocks"])
-def test_offsets_of_all_labels_in_one_pass(change, monkeypatch):
-    """As finite differences have them, in as many evaluations for any number of labels."""
-    hood, _, y, train, _ = given = cliques()
-    weight = torch.rand(hood.num_edges) + 0.5 if change == "weights" else None
-    matrix = compatibility(hood, y, train, 3) if change == "relabel" else None
-    if change == "blocks":
-        monkeypatch.setattr(blocks, "NUMBERS", 500)
-    stacked = StackedNMM(3, compatibility=matrix).fit(*given, edge_weight=weight, **FEW)
-    fold, calls, formula = fold_of(stacked, *given, weight), [], stacked.formula
-
-    def counted(*args):
-        calls.append(args)
-        return label_log_probs(*args)
-
-    monkeypatch.setattr(fit, "label_log_probs", counted)
-    found = label_gradients(formula, fold)
-    assert len(calls) == 2 * (found.shape[1] - 3)
-    for k, step in enumerate(1e-4 * torch.eye(found.shape[1])[-3:]):
-        moved = [formula.with_values(formula.numbers() + change) for change in (step, -step)]
-        ends = [label_log_probs(each, fold) for each in moved]
-        slope = (ends[0] - ends[1]) / 2e-4
-        torch.testing.assert_close(found[:, k - 3], slope, atol=1e-8, rtol=1e-6)
+    for size in (blocks.NUMBERS, 500):
+        monkeypatch.setattr(blocks, "NUMBERS", size)
+        torch.testing.assert_close(label_gradients(stacked.formula, fold), torch.stack(columns))
 
 
 def test_distribution_of_the_draws(fitted):
