@@ -9,6 +9,7 @@ import pytest
 import torch
 from crowds import EDGES, QUICK, TRUTH, answers_to
 from torch.nn.functional import nll_loss, one_hot
+from torch_geometric.data import Data
 from torch_geometric.utils import grid, to_dense_adj
 
 from pyro_nmm import sources
