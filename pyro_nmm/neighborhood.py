@@ -342,11 +342,3 @@ def compact(rows: Neighborhood) -> tuple[Neighborhood, Tensor]:
     sources, place = rows.source.unique(return_inverse=True)
     arguments = rows.num_nodes, rows.nodes, rows.ptr, place, rows.edge
     return Neighborhood.of_rows(*arguments, num_sources=len(sources)), sources
-
-
-def consecutive(rows: Neighborhood, first: int, last: int) -> tuple[Neighborhood, slice]:
-    """Rows ``first..last - 1``, and their edges, without :meth:`Neighborhood.take` of all rows."""
-    ptr = rows.ptr[first : last + 1]
-    span = slice(*ptr[[0, -1]].tolist())
-    parts = rows.nodes[first:last], ptr - span.start, rows.source[span], rows.edge[span]
-    return Neighborhood.of_rows(rows.num_nodes, *parts, rows.num_sources), span

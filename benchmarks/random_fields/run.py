@@ -76,7 +76,7 @@ def product_loss(field: PairwiseMRF, probs: Tensor) -> float:
 
 
 def divergence(mix: NeighborMixture, field: PairwiseMRF, order: Tensor) -> tuple[float, float]:
-    """E[log p(y) - log p*(y)] and its standard error, log p(y) by sequential Monte Carlo."""
+    """E[log p(y) - log p*(y)] and its standard error, log p(y) by importance weights."""
     draws = mix.sample((256,))
     log_prob = torch.stack([mix.log_likelihood(y, order=order) for y in draws])
     return with_error((log_prob - field.log_potential(draws)).double())

@@ -22,13 +22,6 @@ def flatten(value: Tensor, batch_shape: Size, event_dim: int = 1) -> Tensor:
     return value.expand(*batch_shape, *event).reshape(Size(batch_shape).numel(), *event)
 
 
-def elements(batch_shape: Size, *values: tuple[Tensor, int]) -> zip:
-    """Each element of a batch, of values with so many event dimensions."""
-    flat = (flatten(value, batch_shape, event_dim) for value, event_dim in values)
-    number = Size(batch_shape).numel()
-    return zip(*(part.expand(number, *part.shape[1:]) for part in flat), strict=True)
-
-
 class GraphDistribution(TorchDistribution):
     """Distributions whose parameters keep their batch shape: :meth:`expand` copies nothing."""
 

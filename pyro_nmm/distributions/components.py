@@ -12,8 +12,8 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.counts import Places
-from pyro_nmm.ops.entries import edge_evidence
-from pyro_nmm.ops.stages import stages_of
+from pyro_nmm.ops.entries import edge_evidence, entries_of, predictive
+from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 
 
 class Components:
@@ -137,24 +137,34 @@ class Components:
         # Borrowed labels differ between components if they are latent, or if edges relabel.
         differ = self.labels.dim() == 2 or not parameters.channel.keeps
         known = self.labels.expand(len(self), -1) if differ else self.labels
-        order = torch.randperm(len(nodes), device=nodes.device)
-        rows, channel = parameters.hood.take(nodes[order]), parameters.channel
-        stages = stages_of(rows, self.alpha, parameters.logits, labels[order], channel)
-        drawn, borrowed, gains = [], [], []
-        for part in blocks(len(self), stages.numbers + len(self.nodes)):
-            earlier = self.choices[part], of_components(known, part)
-            counts = stages.counts(*earlier) if len(self.nodes) else None
-            numbers, terms = stages.draw(counts, 0, len(nodes), len(earlier[0]))
-            edges = numbers[:, order.argsort()]
-            drawn.append(stages.choices(edges))
-            borrowed += [stages.borrowed(edges)] if differ else []
-            gains += [terms().sum(-1)] if weighted else []
+        choices, borrowed, gains = self.choices_of(parameters, nodes, labels)
         shown = torch.cat([self.shown, labels.expand(*self.shown.shape[:-1], -1)], -1)
-        labels = torch.cat([known, torch.cat(borrowed) if differ else labels], -1)
-        log_weights = self.log_weights + torch.cat(gains) if weighted else self.log_weights
-        choices = torch.cat([self.choices, torch.cat(drawn)], 1)
+        labels = torch.cat([known, borrowed if differ else labels], -1)
+        log_weights = self.log_weights + gains if weighted else self.log_weights
+        choices = torch.cat([self.choices, choices], 1)
         nodes = torch.cat([self.nodes, nodes])
         return Components(self.alpha, nodes, labels, choices, log_weights, shown)
+
+    def choices_of(
+        self, parameters: Parameters, nodes: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """``(T, m)`` twice, and ``(T,)``: choices of more nodes drawn given each component, the
+        labels that they borrow, and the sums of their terms ``f``."""
+        order = torch.randperm(len(nodes), device=nodes.device)
+        part = parameters.of_rows(parameters.hood.take(nodes[order]))
+        entries = part.entries(labels[order])
+        rows, sources = compact(part.hood)
+        chosen, borrowed, gains = [], [], []
+        numbers = len(sources) * self.alpha.shape[-1] + rows.num_edges + len(self.nodes)
+        for block in blocks(len(self), numbers):
+            alpha = self.concentrations(sources, block)
+            some = entries_of(rows, alpha, entries.log_attention, entries.data)
+            draw = draw_entries(rows, some, uniforms_of(rows, len(alpha)))
+            chosen.append(sources[rows.source[draw.edges]])
+            borrowed.append(draw.labels)
+            gains.append(predictive(rows, some, draw)[0].sum(-1))
+        place = order.argsort()
+        return torch.cat(chosen)[:, place], torch.cat(borrowed)[:, place], torch.cat(gains)
 
 
 def of_components(labels: Tensor, part: slice | Tensor) -> Tensor:

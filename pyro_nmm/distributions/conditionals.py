@@ -3,30 +3,23 @@
 
 """Choices, and latent labels, given what is observed: drawn node after node in an order."""
 
-from functools import partial
-from typing import Any
-
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch_geometric.utils import index_to_mask
 
-from pyro_nmm.arguments import as_expected, check_integers, check_mask, check_plain
+from pyro_nmm.arguments import as_expected, check_integers, check_plain
 from pyro_nmm.blocks import NUMBERS
 from pyro_nmm.caching import LastCall
-from pyro_nmm.distributions.base import elements
 from pyro_nmm.distributions.components import Components, all_latents
 from pyro_nmm.distributions.factors import Neighbors
 from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.distributions.smc import estimate_log_likelihood
 from pyro_nmm.graph_arguments import check_evidence, check_label_range, check_labels, check_possible
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import Draw, Entries, Wide, predictive
 from pyro_nmm.ops.gibbs import run_chains
-from pyro_nmm.ops.stages import Stages
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import Channel
 
@@ -282,39 +275,6 @@ class EvidenceConditional(InOrder):
             log_weights = predictive(rows, entries, draw)[0].sum(-1)
         components = Components(entries.alpha[0], rows.nodes, draw.labels, choices, log_weights)
         return Posterior(self.hood, logits, components, weighted=weighted, chains=chains)
-
-    @torch.no_grad()
-    def log_likelihood(
-        self, num_particles: int = 64, num_stages: int | None = None, given: Tensor | None = None
-    ) -> Tensor:
-        r"""Monte Carlo estimate of :math:`\log p(w)` in nats, in the order of :attr:`order`; see
-        :meth:`NeighborMixture.log_likelihood`. Cost: :math:`O(P E C)`.
-
-        :param Tensor given: ``(N,)`` boolean mask :math:`\rho` of observed nodes, for
-            :math:`\log p(w_\tau \mid w_\rho)` of the others.
-        :return: ``(...)``, an estimate for each element of the batch.
-        """
-        if batch := self.batch_shape:
-            parts = elements(batch, (self.alpha, 2), (self.logits, 1), (self.evidence, 2))
-            fixed = index_to_mask(self.order, self.hood.num_nodes), self.order
-            make: Any = partial(EvidenceConditional, self.hood, relabels=self.relabels)
-            how = num_particles, num_stages, given
-            values = [make(*part, *fixed).log_likelihood(*how) for part in parts]
-            return torch.stack(values).view(batch)
-        observed = index_to_mask(self.order, self.hood.num_nodes)
-        order = torch.cat([self.order, (~observed).nonzero()[:, 0]])
-        if given is not None:
-            check_mask(given, self.hood.num_nodes, self.hood.device, "given")
-            if (given & ~observed).any():
-                node = int((given & ~observed).nonzero()[0])
-                raise ValueError(f"given selects node {node}, which observed leaves out")
-            observed = observed & ~given
-
-        def stages(rows: Neighborhood) -> Stages:
-            return Stages(rows, self.alpha, self.logits, self._of_rows(rows, self.evidence))
-
-        options = observed, given, num_particles, num_stages, order
-        return estimate_log_likelihood(self.hood, stages, *options).to(self.logits)
 
 
 class _ChoicesAndLabels(Neighbors):

@@ -241,6 +241,43 @@ class InOrder(GraphDistribution):
         value = value.view(*shape, *self.event_shape)
         return Annealed(value, found.gain.view(shape), found.rise.view(shape))
 
+    @torch.no_grad()
+    def log_likelihood(self, num_particles: int = 64, num_given: int = 0) -> Tensor:
+        r"""Estimate of :math:`\log p(y)`, or of :math:`\log p(w)`, in nats, by importance weights
+        of ``P`` draws of :math:`q`, the particles, in the order of :attr:`order`:
+
+        .. math::
+
+            \log \hat p(y) = \log \frac{1}{P} \sum_{p=1}^P \prod_i e^{f_i^{(p)}}, \qquad
+            E[\hat p(y)] = p(y) .
+
+        So the estimate is a lower bound on average, and tighter than the mean of
+        :meth:`log_terms`. It is far too low if many labels correlate: see :meth:`path_likelihood`.
+
+        >>> from pyro_nmm import NeighborMixture
+        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
+        >>> q = mix.latents(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]))  # one label of two
+        >>> q.log_likelihood(num_particles=8).exp()
+        tensor(0.5000)
+
+        :param int num_particles: ``P``. Cost: :math:`O(P E)`, latent :math:`O(P E C)`.
+        :param int num_given: so many first rows of the order are given: the estimate is of the
+            conditional probability of all later rows, a ratio of two means of the same draws.
+        :return: ``(...)``, an estimate for each element of the batch.
+        """
+        check_integers(1, num_particles=num_particles)
+        check_integers(0, num_given=num_given)
+        size = self.rows.num_edges * self._parameter_shape.numel()
+        sums = []
+        for part in blocks(
+            num_particles, size * (1 if self._entries.observed else self.num_classes)
+        ):
+            terms = self.log_terms(self.sample(Size([part.stop - part.start]))).double()
+            sums.append(torch.stack([terms.sum(-1), terms[..., :num_given].sum(-1)]))
+        every, given = torch.cat(sums, 1).logsumexp(1)
+        return (every - given).to(self.logits)
+
     def path_likelihood(
         self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3
     ) -> PathEstimate:

@@ -11,21 +11,25 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.arguments import as_member, as_shape, check_integers, check_mask, check_plain
-from pyro_nmm.distributions.base import GraphDistribution, elements
+from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.components import Components
 from pyro_nmm.distributions.conditionals import EvidenceConditional, OrderedConditional
 from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.distributions.smc import estimate_log_likelihood
-from pyro_nmm.graph_arguments import check_label_range, check_labels, check_nodes, check_pairs
+from pyro_nmm.graph_arguments import (
+    check_label_range,
+    check_labels,
+    check_nodes,
+    check_pairs,
+    order_to_rows,
+)
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration, marginals
 from pyro_nmm.ops.counts import sum_by_graph
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
 from pyro_nmm.ops.marginals import Intervals
-from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import Channel, check_relabel, entries_at
 
@@ -258,15 +262,14 @@ class NeighborMixture(GraphDistribution):
         samples = entropy_bound(self.hood, alpha, logits, num_samples, way, order)
         return track_provenance(samples, provenance)
 
-    @torch.no_grad()
     def log_likelihood(
         self, y: Tensor, observed: Tensor | None = None, given: Tensor | None = None,
-        num_particles: int = 64, num_stages: int | None = None, order: Tensor | None = None,
+        num_particles: int = 64, order: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        r"""Monte Carlo estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid
-        y_\rho)`, in nats. More particles make it tighter; see :mod:`pyro_nmm.distributions.smc`.
-        :math:`E[\hat p(y_\tau)] = p(y_\tau)` holds exactly, so the logarithm is a lower bound on
-        average, tighter than :meth:`elbo`. With ``given`` the estimate is a ratio of two such.
+        r"""Estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid y_\rho)`, in nats,
+        by importance weights of draws of :math:`q`, see :meth:`OrderedConditional.log_likelihood`.
+        It is a lower bound on average, tighter than :meth:`elbo`. With ``given`` it is a ratio of
+        two such.
         On large graphs whose labels correlate it is too low and may favour independent labels:
         docs/results/estimators.md has both beside :meth:`path_likelihood`.
 
@@ -280,26 +283,27 @@ class NeighborMixture(GraphDistribution):
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all others.
         :param Tensor given: ``(N,)`` boolean mask :math:`\rho`, default none.
         :param int num_particles: ``P``. Cost: :math:`O(P E)`, ``E`` the edges into both sets.
-        :param int num_stages: default one for 64 nodes, on a GPU 1,024; 1 is importance weighting.
         :param Tensor order: ``(N,)`` node ids in an order that both sets follow, default random. A
             mixture that was fitted in one order is estimated best in it.
         :return: ``(...)``, an estimate for each element of the batch.
         """
-        y = check_labels(self.hood, y, self.hood.num_nodes)
-        options = observed, given, num_particles, num_stages, order
-        if batch := torch.broadcast_shapes(self.batch_shape, y.shape[:-1]):
-            parts = elements(batch, (self.alpha, 2), (self.logits, 1), (y, 1))
-            channels = self.channel.split(batch)
-            return torch.stack([
-                NeighborMixture(self.hood, alpha, logits, channel).log_likelihood(labels, *options)
-                for (alpha, logits, labels), channel in zip(parts, channels, strict=True)
-            ]).view(batch)  # fmt: skip
-
-        def stages(rows: Neighborhood):
-            check_label_range(rows, labels := y[rows.nodes], self.num_classes)
-            return stages_of(rows, self.alpha, self.logits, labels, self.channel)
-
-        return estimate_log_likelihood(self.hood, stages, *options).to(self.logits)
+        hood, every = self.hood, torch.ones(self.hood.num_nodes, dtype=torch.bool)
+        every = every.to(hood.device)
+        if given is None:
+            given, observed = ~every, every if observed is None else observed
+        else:
+            check_mask(given, hood.num_nodes, hood.device, "given")
+            observed = ~given if observed is None else observed
+        check_mask(observed, hood.num_nodes, hood.device)
+        if (both := observed & given).any():
+            node = int(both.nonzero()[0])
+            raise ValueError(f"observed and given must be disjoint, but both hold node {node}")
+        if order is None:
+            order = torch.randperm(hood.num_nodes, device=hood.device)
+        order_to_rows(hood, order)
+        first, last = (order[mask[order]] for mask in (given, observed))
+        q = self.in_order(y, observed | given, torch.cat([first, last]))
+        return q.log_likelihood(num_particles, len(first))
 
     def path_likelihood(
         self, y: Tensor, observed: Tensor | None = None, given: Tensor | None = None,
@@ -315,7 +319,7 @@ class NeighborMixture(GraphDistribution):
                 \Big[\frac{d}{ds} \log p(y, c \mid e^s \alpha)\Big] ds
 
         Gibbs chains carry the states from independence to ``alpha``. It serves large graphs, where
-        :meth:`elbo` and the particles of :meth:`log_likelihood` are far too low if labels
+        :meth:`elbo` and :meth:`log_likelihood` are far too low if labels
         correlate. For few nodes :meth:`log_prob` is exact.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)

@@ -22,6 +22,7 @@ from pyro_nmm.graph_arguments import (
     in_single,
 )
 from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.ops.entries import Entries, entries_of
 from pyro_nmm.relabel import KEEP, Channel, check_relabel
 
 
@@ -90,3 +91,13 @@ class Parameters:
         check_label_range(rows, y.index_select(-1, rows.nodes), self.num_classes)
         y = y if observed is None else y.where(observed, 0)
         return self.channel.evidence(self.hood, y, self.logits)
+
+    def entries(self, labels: Tensor) -> Entries:
+        """What the rows of ``hood``, without a batch, borrow if they show ``labels``, with a batch
+        dimension of one."""
+        if self.channel.certain:
+            data = self.channel.borrowed(self.hood, labels)
+        else:
+            data = self.channel.evidence(self.hood, labels, self.logits)
+        entries = entries_of(self.hood, self.alpha, self.hood.log_softmax(self.logits), data)
+        return entries.map(lambda part: part[None])

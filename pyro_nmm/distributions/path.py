@@ -27,14 +27,7 @@ from torch import Tensor
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import (
-    Draw,
-    Entries,
-    Wide,
-    drawn_terms,
-    entries_of,
-    shift_evidence,
-)
+from pyro_nmm.ops.entries import Draw, Entries, Wide, drawn_terms, shift_evidence
 from pyro_nmm.ops.gibbs import sweep
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 
@@ -92,14 +85,8 @@ def path_likelihood(
 
 def path_of(observed: Tensor, parameters: Parameters, labels: Tensor, *how: int) -> PathEstimate:
     """Of labels ``(N,)`` of observed nodes; ``how`` are chains, points and sweeps."""
-    rows = parameters.hood.restrict(observed)
-    part, shown = parameters.of_rows(rows), labels[rows.nodes]
-    if part.channel.certain:
-        alpha, data = part.alpha, part.channel.borrowed(rows, shown)
-    else:
-        alpha, data = part.alpha, part.channel.evidence(rows, shown, part.logits)
-    entries = entries_of(rows, alpha, rows.log_softmax(part.logits), data)
-    estimate = path_likelihood(rows, entries.map(lambda term: term[None]), *how)
+    part = parameters.of_rows(parameters.hood.restrict(observed))
+    estimate = path_likelihood(part.hood, part.entries(labels[part.hood.nodes]), *how)
     return PathEstimate(*(value[0].to(part.logits) for value in estimate))
 
 

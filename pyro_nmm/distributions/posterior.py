@@ -3,6 +3,7 @@
 
 """Posterior distributions of labels as weighted mixtures over choices."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +17,6 @@ from pyro_nmm.distributions.components import Components, of_components
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_of
 from pyro_nmm.distributions.sequential import predict_in_turn
-from pyro_nmm.distributions.smc import sequential_monte_carlo, stage_size
 from pyro_nmm.graph_arguments import (
     as_nodes,
     check_label_range,
@@ -31,7 +31,6 @@ from pyro_nmm.ops.gibbs import SweepRecord
 from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
 from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_information
 from pyro_nmm.ops.sampling import draw_from_urns, pick
-from pyro_nmm.ops.stages import stages_of
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import KEEP, Channel
 
@@ -164,22 +163,18 @@ class Posterior:
     def log_likelihood(
         self, y: Tensor, observed: Tensor | None = None, num_particles: int = 64
     ) -> Tensor:
-        r"""Monte Carlo estimate of :math:`\log p(y_\rho \mid y_\tau)`, in nats, of labels ``(N,)``
-        where ``observed``, default all others: particles continue components, see
-        :meth:`NeighborMixture.log_likelihood`. Cost: :math:`O(P E_\rho)` for ``P`` particles.
+        r"""Estimate of :math:`\log p(y_\rho \mid y_\tau)`, in nats, of labels ``(N,)`` where
+        ``observed``, default all others, by importance weights of draws that continue components:
+        see :meth:`NeighborMixture.log_likelihood`. Cost: :math:`O(P E_\rho)` for ``P`` particles.
         """
         check_integers(1, num_particles=num_particles)
-        nodes, labels = self._new("log_likelihood", y, observed)
-        if not len(nodes):
+        (new, labels), provenance = untracked(*self._new("log_likelihood", y, observed))
+        if not len(new):
             return self.logits.new_zeros(())
-        order = torch.randperm(len(nodes), device=nodes.device)
-        rows, alpha = self.hood.take(nodes[order]), self.components.alpha
-        stages = stages_of(rows, alpha, self.logits, labels[order], self.channel)
         particles = self.components.resampled(num_particles)
-        counts = stages.counts(particles.choices, particles.labels) if len(self.nodes) else None
-        sizes = [len(part) for part in order.split(stage_size(order.device))]
-        increments = sequential_monte_carlo(stages, sizes, num_particles, counts=counts)
-        return increments.sum().to(self.logits)
+        terms = particles.choices_of(self.parameters, new, labels)[2].double()
+        mean = terms.logsumexp(0) - math.log(num_particles)
+        return track_provenance(mean.to(self.logits), provenance)
 
     def path_likelihood(
         self, y: Tensor, observed: Tensor | None = None,

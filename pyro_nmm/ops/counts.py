@@ -107,12 +107,6 @@ class Places:
         place = torch.searchsorted(self.keys, keys.contiguous()).clamp(max=len(self.keys) - 1)
         return place, self.keys[place] == keys
 
-    def count(self, keys: Tensor) -> Tensor:
-        """``(B, num_places)`` int32: how often each occurs among keys ``(B, n)``."""
-        place, occurs = self.find(keys)
-        table = torch.zeros(len(keys), len(self.keys), dtype=torch.int32, device=keys.device)
-        return table.scatter_add_(1, place, occurs.int())
-
 
 class ChoiceGroups:
     r"""Sums over the earlier or the later choices of each edge's source: of those with the edge's

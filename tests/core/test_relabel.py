@@ -121,9 +121,9 @@ def test_likelihood_estimates(kind):
     assert bound.mean() < exact + 4 * bound.std() / 4000**0.5
     weights = (bound - exact).exp()
     assert abs(weights.mean() - 1) < 4 * weights.std() / 4000**0.5
-    assert abs(mix.log_likelihood(y, num_particles=20_000, num_stages=3) - exact) < 0.03
+    assert abs(mix.log_likelihood(y, num_particles=20_000) - exact) < 0.03
     given, first = torch.tensor([True, False, True, False, False]), torch.tensor([0, 2])
-    rest = mix.log_likelihood(y, given=given, num_particles=20_000, num_stages=2)
+    rest = mix.log_likelihood(y, given=given, num_particles=20_000)
     assert abs(rest - (exact - mix.log_marginal(first, y[first]))) < 0.03
     unseen = y.where(given, -1)  # never read
     assert mix.elbo(unseen, given).isfinite().all()

@@ -3,18 +3,12 @@
 
 """Likelihoods of more labels under posteriors and their averages, against enumeration."""
 
-from functools import partial
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from pyro_nmm import AveragedPosterior, Neighborhood, NeighborMixture
-from pyro_nmm.distributions import posterior as posteriors
-from pyro_nmm.distributions import smc
 
 SIZE, LABELS = 6, 3
-original = SimpleNamespace(_systematic=smc._systematic, _exchange=smc._exchange)
 KNOWN = torch.arange(SIZE) < 2
 
 
@@ -30,9 +24,8 @@ def problem():
     return [NeighborMixture(hood, *each) for each in parameters], torch.randint(LABELS, (SIZE,))
 
 
-@pytest.mark.parametrize(("stage", "exact"), [(1, False), (2, True)])
-def test_likelihood_is_unbiased(problem, stage, exact, monkeypatch):
-    monkeypatch.setattr(smc, "STAGE", stage)
+@pytest.mark.parametrize("exact", [False, True])
+def test_likelihood_is_unbiased(problem, exact):
     (mix, _), y = problem
     posterior = mix.condition(y, KNOWN, None if exact else 40, weighted=True)
     new = ~KNOWN & (torch.arange(SIZE) < 5)
@@ -53,33 +46,6 @@ def test_likelihood_of_all_others(problem, kind):
     torch.testing.assert_close(likelihood, truth, atol=0.08, rtol=0)
     if kind == "posterior":
         assert posterior.log_likelihood(y, KNOWN) == 0  # of no other label
-
-
-def test_particles_soon_share_what_was_given(monkeypatch):
-    """Whole counts are copied a few times, however many labels follow: the cost is linear."""
-    monkeypatch.setattr(smc, "STAGE", 1)
-    often = partial(smc.sequential_monte_carlo, threshold=0.99)
-    monkeypatch.setattr(posteriors, "sequential_monte_carlo", often)
-    copies = {}
-    for size in (200, 800):
-        calls = {"_systematic": 0, "_exchange": 0}
-        for name in calls:
-            monkeypatch.setattr(smc, name, counted(calls, name, getattr(original, name)))
-        hood, y = random_hood(size, 10 * size), torch.randint(2, (size,))
-        mix = NeighborMixture(hood, torch.full((size, 2), 0.05), torch.zeros(hood.num_edges))
-        posterior = mix.condition(y, torch.arange(size) % 5 == 0, num_samples=16)
-        posterior.log_likelihood(y, num_particles=16)
-        assert calls["_systematic"] > size / 4
-        copies[size] = calls["_systematic"] - calls["_exchange"]
-    assert 0 < copies[800] < 160 < calls["_systematic"]
-
-
-def counted(calls, name, function):
-    def call(*args):
-        calls[name] += 1
-        return function(*args)
-
-    return call
 
 
 def test_counts_vary_with_the_parameters():

@@ -60,7 +60,7 @@ def test_evidence_of_edges_stays():
     evidence = (relabel.log() + hints[hood.target][:, None]).logsumexp(-1)
     y = labellings(3)
     truth = (mix.log_prob(y) + hints[torch.arange(3), y].sum(-1)).logsumexp(0)
-    found = mix.latents(evidence).log_likelihood(num_particles=20_000, num_stages=3)
+    found = mix.latents(evidence).log_likelihood(num_particles=20_000)
     assert (found - truth).abs() < 0.03
     q = EvidenceConditional(hood, mix.alpha, mix.logits, evidence)
 
