@@ -57,8 +57,9 @@ class Parameters(NamedTuple):
 
 
 class ParameterNetwork(Protocol):
-    r"""A ``torch.nn.Module`` from neighbourhoods and own inputs to :class:`Parameters`. Every guide
-    and every fit takes one, such as :class:`NMMNetwork`, or the user's own:
+    r"""A ``torch.nn.Module`` from neighbourhoods and own inputs to :class:`Parameters`, or to
+    :math:`\alpha` ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels. Every
+    guide and every fit takes one, such as :class:`NMMNetwork`, or the user's own:
 
     >>> class Mine(nn.Module):
     ...     def forward(self, hood, x):
@@ -68,7 +69,7 @@ class ParameterNetwork(Protocol):
     """
 
     def __call__(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor] | Parameters:
-        """:return: :class:`Parameters`, or their first two alone if edges keep labels."""
+        """:return: :class:`Parameters`, or the first two of them."""
 
 
 def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor) -> Tensor:

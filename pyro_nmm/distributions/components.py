@@ -137,19 +137,19 @@ class Components:
         # Borrowed labels differ between components if they are latent, or if edges relabel.
         differ = self.labels.dim() == 2 or not parameters.channel.keeps
         known = self.labels.expand(len(self), -1) if differ else self.labels
-        choices, borrowed, gains = self.choices_of(parameters, nodes, labels)
+        choices, borrowed, gains = self.choices_of(parameters, nodes, labels, weighted)
         shown = torch.cat([self.shown, labels.expand(*self.shown.shape[:-1], -1)], -1)
         labels = torch.cat([known, borrowed if differ else labels], -1)
-        log_weights = self.log_weights + gains if weighted else self.log_weights
+        log_weights = self.log_weights if gains is None else self.log_weights + gains
         choices = torch.cat([self.choices, choices], 1)
         nodes = torch.cat([self.nodes, nodes])
         return Components(self.alpha, nodes, labels, choices, log_weights, shown)
 
     def choices_of(
-        self, parameters: Parameters, nodes: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """``(T, m)`` twice, and ``(T,)``: choices of more nodes drawn given each component, the
-        labels that they borrow, and the sums of their terms ``f``."""
+        self, parameters: Parameters, nodes: Tensor, labels: Tensor, weighted: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """``(T, m)`` twice: choices of more nodes drawn given each component, and the labels that
+        they borrow; ``(T,)`` sums of their terms ``f`` if ``weighted``."""
         order = torch.randperm(len(nodes), device=nodes.device)
         part = parameters.of_rows(parameters.hood.take(nodes[order]))
         entries = part.entries(labels[order])
@@ -162,9 +162,10 @@ class Components:
             draw = draw_entries(rows, some, uniforms_of(rows, len(alpha)))
             chosen.append(sources[rows.source[draw.edges]])
             borrowed.append(draw.labels)
-            gains.append(predictive(rows, some, draw)[0].sum(-1))
-        place = order.argsort()
-        return torch.cat(chosen)[:, place], torch.cat(borrowed)[:, place], torch.cat(gains)
+            if weighted:
+                gains.append(predictive(rows, some, draw)[0].sum(-1))
+        place, sums = order.argsort(), torch.cat(gains) if weighted else None
+        return torch.cat(chosen)[:, place], torch.cat(borrowed)[:, place], sums
 
 
 def of_components(labels: Tensor, part: slice | Tensor) -> Tensor:

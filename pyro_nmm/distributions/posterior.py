@@ -172,8 +172,9 @@ class Posterior:
         if not len(new):
             return self.logits.new_zeros(())
         particles = self.components.resampled(num_particles)
-        terms = particles.choices_of(self.parameters, new, labels)[2].double()
-        mean = terms.logsumexp(0) - math.log(num_particles)
+        terms = particles.choices_of(self.parameters, new, labels, weighted=True)[2]
+        assert terms is not None
+        mean = terms.double().logsumexp(0) - math.log(num_particles)
         return track_provenance(mean.to(self.logits), provenance)
 
     def path_likelihood(

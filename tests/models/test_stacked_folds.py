@@ -96,12 +96,12 @@ def test_share_follows_the_graph():
     folds = torch.where(torch.rand(200) < 0.6, torch.arange(200) % FOLDS, -1)
     inside = torch.randint(100, (2, 800)) * 2
     inside[:, ::2] += 1
-    share = {}
-    for name, edges in {"same": inside, "random": torch.randint(200, (2, 800))}.items():
-        torch.manual_seed(0)
+    share = []
+    for edges in (inside, *torch.randint(200, (3, 2, 800))):
         hood = Neighborhood(torch.cat([edges, edges.flip(0)], 1), 200)
-        share[name] = float(StackedNMM(2).fit(hood, scores, y, folds=folds, num_steps=60).share)
-    assert share["same"] > 0.9 > share["random"] + 0.1
+        share.append(StackedNMM(2).fit(hood, scores, y, folds=folds, num_steps=60).share)
+    # Of one random graph it may be .8 by chance.
+    assert share[0] > 0.9 > torch.stack(share[1:]).median() + 0.1
 
 
 def test_summary(problem):
