@@ -157,9 +157,10 @@ class Components:
         chosen, borrowed, gains = [], [], []
         numbers = len(sources) * self.alpha.shape[-1] + rows.num_edges + len(self.nodes)
         for block in blocks(len(self), numbers):
-            alpha = self.concentrations(sources, block)
+            none = not len(self.nodes)  # then all components have the prior's
+            alpha = self.alpha[sources][None] if none else self.concentrations(sources, block)
             some = entries_of(rows, alpha, entries.log_attention, entries.data)
-            draw = draw_entries(rows, some, uniforms_of(rows, len(alpha)))
+            draw = draw_entries(rows, some, uniforms_of(rows, block.stop - block.start))
             chosen.append(sources[rows.source[draw.edges]])
             borrowed.append(draw.labels)
             if weighted:
