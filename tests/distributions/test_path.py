@@ -223,3 +223,14 @@ def test_latent_posterior_has_no_evidence():
     q = NeighborMixture(hood, alpha, logits).latents(torch.zeros(5, 2), KNOWN)
     with pytest.raises(ValueError, match="path_likelihood needs the evidence"):
         q.posterior(3).path_likelihood(LABELS, ~KNOWN)
+
+
+def test_errors_hold_if_chains_are_slow():
+    """The ways of a chain that takes one of two modes have errors in common."""
+    number, size = 10, 4000
+    edges = torch.stack([torch.tensor([0, 1]).repeat(number), torch.arange(2 * number) // 2])
+    hood, alpha = Neighborhood(edges, number, 2), torch.tensor([[0.3, 0.1], [0.1, 0.3]])
+    mix = NeighborMixture(hood, alpha.expand(size, 2, 2), torch.zeros(size, hood.num_edges))
+    found = mix.path_likelihood(torch.arange(number).expand(size, number) % 2, None, None, 3, 21, 1)
+    # Errors of ways taken as independent are .94 of the spread.
+    assert found.standard_error.mean() > found.log_likelihood.std()
