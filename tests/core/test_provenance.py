@@ -157,7 +157,6 @@ WITH_GRADIENT = (
     "latent labels, evidence",
     "labels given choices",
     "labels given sampled choices",
-    "grey levels, logistic",
     "latent labels, matrices",
 )
 
