@@ -114,7 +114,7 @@ def fit_all(field: PairwiseMRF, windows: Grid, marginals: Tensor, given=None, **
     starts = two_starts(field.unary, marginals, -0.5 * windows.distance)
     if given is not None:
         options = {"kappa": 1.0, "epsilon": 0.0}, {"lr": 0.01}
-        starts.append((given.table, given.logits, *options))
+        starts.append((given.alpha, given.logits, *options))
     count = max(4, 2**15 // field.num_nodes)
     score = partial(loss, field=field, order=windows.order, num_samples=8 * count, chunk=count)
     return min(fits(field, windows, starts, **steps), key=score)
@@ -325,7 +325,7 @@ def measure(
         radius = RADIUS if wide else 1
         network = models.MeanFieldCorrection(models.ConvolutionalNMM(radius, field.num_classes))
     if given is not None:
-        network = FreeNMM(windows.hood, field.num_classes, given.table, gamma=0.0, epsilon=0.0)
+        network = FreeNMM(windows.hood, field.num_classes, given.alpha, gamma=0.0, epsilon=0.0)
         network.logits.data.copy_(given.logits)
     options = {"num_steps": steps, "lr": lr[key["method"]]}
     mix, seconds = timed(fit, field, windows, network, **options, clock=time.process_time)

@@ -116,7 +116,7 @@ def latent(query: str, hood: Neighborhood, num_classes: int) -> tuple[str, Calla
         options = {"num_starts": 1, "num_steps": 20, "num_draws": 5, "num_chains": 2}
         return name, partial(fit_field, emission, hood, answers, **options)
     evidence = emission.log_prob(emission.start(answers, hood), answers)
-    terms = evidence_entries(hood.log_softmax(mix.logits), mix.table, evidence)
+    terms = evidence_entries(hood.log_softmax(mix.logits), mix.alpha, evidence)
     terms = terms.map(lambda part: part.detach()[None])
     first, second = torch.rand(2, 1, hood.num_nodes, dtype=torch.double)
     draw = draw_entries(hood, terms, first)
