@@ -90,7 +90,7 @@ def test_share_is_the_posterior_mean_of_a_weight(agree):
 
 
 def test_share_follows_the_graph():
-    """Neighbours that agree earn the NMM a large share, random edges a small one."""
+    """Neighbours that agree earn the NMM a larger share than random edges."""
     y = torch.arange(200) % 2
     scores = torch.randn(FOLDS, 200, 2)
     folds = torch.where(torch.rand(200) < 0.6, torch.arange(200) % FOLDS, -1)
@@ -100,8 +100,9 @@ def test_share_follows_the_graph():
     for edges in (inside, *torch.randint(200, (3, 2, 800))):
         hood = Neighborhood(torch.cat([edges, edges.flip(0)], 1), 200)
         share.append(StackedNMM(2).fit(hood, scores, y, folds=folds, num_steps=60).share)
-    # Of one random graph it may be .8 by chance.
-    assert share[0] > 0.9 > torch.stack(share[1:]).median() + 0.1
+    # Of random graphs it may be .8 by chance.
+    assert share[0] > 0.9
+    assert share[0] > max(share[1:]) + 0.1
 
 
 def test_summary(problem):
