@@ -287,8 +287,8 @@ class NeighborMixture(GraphDistribution):
             mixture that was fitted in one order is estimated best in it.
         :return: ``(...)``, an estimate for each element of the batch.
         """
-        hood, every = self.hood, torch.ones(self.hood.num_nodes, dtype=torch.bool)
-        every = every.to(hood.device)
+        hood = self.hood
+        every = torch.ones(hood.num_nodes, dtype=torch.bool, device=hood.device)
         if given is None:
             given, observed = ~every, every if observed is None else observed
         else:
@@ -319,8 +319,8 @@ class NeighborMixture(GraphDistribution):
                 \Big[\frac{d}{ds} \log p(y, c \mid e^s \alpha)\Big] ds
 
         Gibbs chains carry the states from independence to ``alpha``. It serves large graphs, where
-        :meth:`elbo` and :meth:`log_likelihood` are far too low if labels
-        correlate. For few nodes :meth:`log_prob` is exact.
+        :meth:`elbo` and :meth:`log_likelihood` are far too low if labels correlate. For few nodes
+        :meth:`log_prob` is exact.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
