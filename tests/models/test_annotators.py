@@ -113,7 +113,7 @@ def test_quality_is_that_of_the_draws():
 
 def test_answers_need_no_names():
     """Clusterings: any renumbering of an annotator's answers is the same."""
-    hood, truth = drawn()
+    hood, truth = drawn(size=32)
     answers = answers_to(truth, RIGHT, missing=0.0)
     for annotator in range(4):
         answers[:, annotator] = torch.randperm(3)[answers[:, annotator]]
