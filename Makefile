@@ -99,7 +99,7 @@ benchmarks: $(STAMP)
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip $(PIP_CONSTRAINTS)
-	$(BIN)/python -m pip install --quiet $(PIP_CONSTRAINTS) --editable '.[fast,conformal,examples,test]'
+	$(BIN)/python -m pip install --quiet $(PIP_CONSTRAINTS) --editable '.[conformal,examples,test]'
 	touch $@
 
 $(VENV)/.documented: $(STAMP)

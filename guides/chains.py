@@ -17,12 +17,12 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Size, Tensor, nn
 
+from pyro_nmm import compiled
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.caching import LastCall
 from pyro_nmm.consumers import PREDICTIVE, WEIGHING, consumer
-from pyro_nmm.distributions.in_order import InOrder
+from pyro_nmm.distributions.conditional import Conditional
 from pyro_nmm.models.plates import COPIES
-from pyro_nmm.ops import two_blocks
 from pyro_nmm.provenance import untracked
 
 OTHER = "Chains serves one field on one graph: make another one for each"
@@ -60,7 +60,7 @@ def _check_parents() -> None:
     traces = [handler.trace for handler in _PYRO_STACK if isinstance(handler, TraceMessenger)]
     for trace, name in ((t, name) for t in traces for name in t.nonreparam_stochastic_nodes):
         site = trace.nodes[name]
-        if not (site_is_subsample(site) or isinstance(site["fn"], InOrder)):
+        if not (site_is_subsample(site) or isinstance(site["fn"], Conditional)):
             raise ValueError(
                 f"site {name!r} has no reparameterised draw, so its gradient would need the "
                 f"likelihood without choices, which Chains has not: take another estimator, or "
@@ -164,7 +164,7 @@ class Chains(nn.Module):
         self._seen: Tensor | None = None  # labels, or probabilities by the evidence alone
 
     @torch.no_grad()
-    def draw(self, q: InOrder) -> Tensor:
+    def draw(self, q: Conditional) -> Tensor:
         """Samples of ``q`` continued by sweeps, one for each element of the program's plates."""
         if name := consumer(*WEIGHING):
             _refuse_weights(name)
@@ -187,7 +187,7 @@ class Chains(nn.Module):
 
         other = not predicts and self._of_other_data(q, lambda: chains()[0] if copies else chains())
         whole = list(shape) == [*states.shape[:-2]][-len(shape) :]
-        if two_blocks.runs_on(rows.device) and whole and not predicts:
+        if not compiled.runs_on(rows.device) and whole and not predicts:
             return self._on_device(q, states, shape, other)
         flat, chain = states.view(-1, *event), chains()
         value = flat[chain][..., rows.nodes].view(shape + q.event_shape)
@@ -205,7 +205,7 @@ class Chains(nn.Module):
             self.states = states
         return value
 
-    def _on_device(self, q: InOrder, states: Tensor, shape: Size, other: bool) -> Tensor:
+    def _on_device(self, q: Conditional, states: Tensor, shape: Size, other: bool) -> Tensor:
         """The same of all chains at once, without a wait if this is about the last step's rows."""
         rows = q.observed_rows
 
@@ -257,18 +257,18 @@ class Chains(nn.Module):
         assert old is not None
         return old if old.device == device else old.to(device)
 
-    def _of_other_data(self, q: InOrder, elements: Callable[[], Tensor]) -> bool:
+    def _of_other_data(self, q: Conditional, elements: Callable[[], Tensor]) -> bool:
         """Whether labels or evidence are of other data than before, for elements of plates."""
         if self.other_data is not None:
             return self.other_data
-        data = q._data_of(q.observed_rows)
-        if data.is_floating_point() and two_blocks.runs_on(data.device):
+        data = q.data_of(q.observed_rows)
+        if data.is_floating_point() and not compiled.runs_on(data.device):
             return False
         other = self._last_data.get((data,), lambda: self._compare(q, data, elements()))
         self._last_data.put((data,), False)  # labels that do not change are looked at once
         return other
 
-    def _compare(self, q: InOrder, data: Tensor, element: Tensor) -> bool:
+    def _compare(self, q: Conditional, data: Tensor, element: Tensor) -> bool:
         """Keep labels or evidence beside those before, and warn if these are of other data."""
         (data,), _ = untracked(data)
         rows, latent = q.observed_rows, data.is_floating_point()

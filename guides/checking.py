@@ -214,7 +214,7 @@ def _check_labels(pair: tuple, run: tuple[poutine.Trace, poutine.Trace]) -> None
         while hasattr(draw, "base_dist"):
             draw = draw.base_dist
         if isinstance(draw, EvidenceConditional) and kind_of(name) == "c and y":
-            labels, evidence = beside(name, "y"), _plain(draw.evidence)
+            labels, evidence = beside(name, "y"), _plain(draw.data)
             if evidence.shape[-2] != draw.hood.num_nodes:
                 continue
             old = _plain(guide_trace.nodes[labels]["value"])

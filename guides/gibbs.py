@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_nmm.arguments import check_integers
-from pyro_nmm.distributions.in_order import InOrder
+from pyro_nmm.distributions.conditional import Conditional
 from pyro_nmm.fitting import ordinary, with_gradients
 from pyro_nmm.guides.discrete import other_value, redraw, values_of
 from pyro_nmm.guides.hidden_sites import check_hidden
@@ -185,24 +185,23 @@ class FieldGibbs(MCMCKernel):
     def _run_given(self, values: dict[str, Tensor], more: dict[str, Tensor]) -> Trace:
         return self._run(values | self.states | more)
 
-    def _states_of(self, field: Field, q: InOrder) -> Tensor:
+    def _states_of(self, field: Field, q: Conditional) -> Tensor:
         """The states of a field as a sample of its conditional."""
         states = [self.states[name] for name in field.unknown]
-        return torch.stack(states, -2) if len(q.event_shape) == 2 else states[0]
+        return torch.stack(states, -2) if q.latent else states[0]
 
-    def _put(self, field: Field, q: InOrder, states: Tensor) -> Tensor:
+    def _put(self, field: Field, q: Conditional, states: Tensor) -> Tensor:
         """Keep a sample of a field's conditional, and draw dice; their log-density."""
-        both = len(q.event_shape) == 2
-        c, borrowed = states.unbind(-2) if both else (states, q.borrowed(states))
-        self.states = self.states | dict(zip(field.unknown, (c, borrowed), strict=False))
+        parts = states.unbind(-2) if q.latent else [states]
+        self.states = self.states | dict(zip(field.unknown, parts, strict=True))
         return self._log_dice(field, q, draw=True)
 
-    def _log_dice(self, field: Field, q: InOrder, draw: bool = False) -> Tensor:
+    def _log_dice(self, field: Field, q: Conditional, draw: bool = False) -> Tensor:
         """Log-density of the dice given choices and labels; dice are drawn before if asked for."""
         c, *labels = (self.states[name] for name in field.unknown)
         if field.collapsed:
             return c.new_zeros(())
-        borrowed = labels[0] if labels else q.borrowed(c)
+        borrowed = labels[0] if labels else q.data_of(q.observed_rows).expand(c.shape)
         dice, name = Dirichlet(posterior_alpha(field.prior.alpha, c, borrowed)), field.site("z")
         if draw:
             self.states = self.states | {name: dice.sample()}
@@ -317,7 +316,7 @@ class _Point(NamedTuple):
     and states, of which label distributions are integrated out."""
 
     params: dict[str, Tensor]
-    fields: list[tuple[Field, InOrder]]
+    fields: list[tuple[Field, Conditional]]
     log_prob: Tensor
     trace: Trace
 

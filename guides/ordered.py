@@ -21,7 +21,6 @@ from pyro_nmm.guides.chains import Chains, States
 from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.score_costs import ScoreEstimator
-from pyro_nmm.relabel import as_channel
 
 
 def ordered_guide(
@@ -54,22 +53,23 @@ def ordered_guide(
     """
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
-    if not as_channel(relabel).certain:
-        prior = Parameters.of(hood, alpha, logits, relabel)
+    prior = Parameters.of(hood, alpha, logits, relabel)
+    if not prior.channel.keeps:
         evidence = prior.evidence(y, observed)
         _latent_sites(hood, prior.alpha, logits, evidence, observed, estimator, collapsed, "u")
         return
     name, chains = _split(estimator)
-    q = OrderedConditional(hood, alpha, logits, y, observed, estimator=name, relabel=relabel)
+    q = OrderedConditional(hood, alpha, logits, y, observed, estimator=name)
     check_plates(q.observed_rows, q.batch_shape)
     with OneEvent(q.observed_rows, q.batch_shape):
         c = pyro.sample("c", q if chains is None else States(chains.draw(q), torch.zeros(()), 1))
         if not collapsed:
-            posterior = posterior_alpha(q.alpha, c, q.borrowed(c))
+            posterior = posterior_alpha(q.alpha, c, q.data_of(q.observed_rows))
             pyro.sample("z", Dirichlet(posterior).to_event(1))
         elif any(isinstance(h, InitMessenger | ConditionMessenger) for h in _PYRO_STACK):
             # Predictive runs the guide: nmm draws replicates given the choices and these labels.
-            borrowed = Delta(q.borrowed(c), event_dim=1).mask(False)
+            borrowed = q.data_of(q.observed_rows).expand(c.shape)
+            borrowed = Delta(borrowed, event_dim=1).mask(False)
             pyro.sample("u", borrowed, infer={"is_auxiliary": True})
 
 

@@ -20,11 +20,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm import EvidenceConditional, NeighborMixture, OrderedConditional
+from pyro_nmm.distributions.conditional import Conditional
 from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
-from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.models.plates import beside, kind_of
-from pyro_nmm.relabel import KEEP
 
 #: A run of a program with given values of its sites.
 Run = Callable[[dict[str, Tensor]], Any]
@@ -68,7 +67,7 @@ class Field(NamedTuple):
     @property
     def unknown(self) -> list[str]:
         """The sites that a draw of its conditional has: choices, then labels of its own."""
-        borrowed = [] if self.prior.channel.certain else ["u"]
+        borrowed = [] if self.prior.channel.keeps else ["u"]
         return [self.name, *map(self.site, "y" if self.latent else borrowed)]
 
     def labels(self) -> Tensor:
@@ -84,12 +83,11 @@ class Field(NamedTuple):
         nodes = hood.restrict(self.observed).nodes
         return values.new_zeros(hood.num_nodes, *values.shape[1:]).index_copy(0, nodes, values)
 
-    def conditional(self, run: Run, order: Tensor | None = None) -> InOrder:
+    def conditional(self, run: Run, order: Tensor | None = None) -> Conditional:
         """Its choices given its labels, or both given the rest of the program."""
         hood, alpha, logits, channel = self.parameters
-        if not self.latent and channel.certain:
-            given = hood, alpha, logits, self.labels(), self.observed, order
-            return OrderedConditional(*given, relabel=channel)
+        if not self.latent and channel.keeps:
+            return OrderedConditional(hood, alpha, logits, self.labels(), self.observed, order)
         shown = () if self.latent else (self.labels(), self.observed)
         evidence = self.prior.evidence(*shown) if shown else self.evidence(run)
         arguments = hood, self.prior.alpha, logits, evidence, self.observed, order
@@ -365,12 +363,11 @@ def _of_field(trace: Any, name: str) -> Tensor:
     rows, c = prior.of_rows(hood), trace.nodes[beside(name, "c")]["value"]
     if kind_of(name) == "c":
         terms = NeighborChoice(hood, rows.logits).log_terms(c)
-    elif kind_of(name) == "y" and not rows.channel.certain:
+    elif kind_of(name) == "y" and not rows.channel.keeps:
         borrowed = trace.nodes[beside(name, "u")]["value"]
         terms = Categorical(rows.channel.shown_probs(hood, c, borrowed)).log_prob(value)
     else:
-        chosen = rows.channel.chosen(hood, c) if rows.channel.certain else KEEP
-        terms = ChosenLabels(prior.alpha, c, chosen).log_terms(value)
+        terms = ChosenLabels(prior.alpha, c).log_terms(value)
         sources = terms.new_zeros(*terms.shape[:-1], prior.alpha.shape[-2])
         return sources.scatter_add(-1, c.expand(terms.shape), terms)
     nodes = terms.new_zeros(*terms.shape[:-1], hood.num_nodes)

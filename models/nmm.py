@@ -18,7 +18,7 @@ from pyro_nmm.models.plates import OneEvent, check_plates, is_prediction
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.marginals import spread
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import KEEP, Channel, Matrices
+from pyro_nmm.relabel import Channel
 
 
 def nmm(
@@ -88,9 +88,9 @@ def nmm(
         ``edge_index``: :func:`~pyro_nmm.edge_values` puts values of PyG's edges into it.
     :param Tensor y: ``(..., N)`` labels, never read where ``observed`` is false.
     :param Tensor observed: ``(N,)`` boolean mask, default all nodes.
-    :param Tensor relabel: label changes by edges, see :mod:`pyro_nmm.relabel`: permutations
-        ``(num_edges, C)``, or stochastic matrices ``(..., num_edges, C, C)``, with which the
-        borrowed labels have a site ``u`` of their own, of event shape ``(n,)``.
+    :param Tensor relabel: label changes by edges, see :mod:`pyro_nmm.relabel`: matrices
+        ``(..., num_edges, C, C)``, with which the borrowed labels have a site ``u`` of their own,
+        of event shape ``(n,)``.
     :param str choices: ``"sampled"``, or ``"summed"`` without ``collapsed`` and ``predict``.
     :return: ``(..., n)`` the labels of the rows. Cost: :math:`O(N C + E)`.
     """
@@ -130,28 +130,27 @@ def nmm(
                 'guide, or draws of "c" by MCMC(FieldGibbs(model), ..., save_params=[..., "c"]), '
                 'and of "z" if it is written out'
             )
-        if event.fixed and collapsed and channel.certain:
+        if event.fixed and collapsed and channel.keeps:
             # A guide leaves the labels that it drew the choices for in this site.
             unknown = Delta(torch.full_like(c, -1), event_dim=1).mask(False)
             seen = pyro.sample("u", unknown, infer={"is_auxiliary": True})
             event.forgotten = bool((seen < 0).any())
             if not event.forgotten:
                 alpha = posterior_alpha(prior.alpha, c, seen)
-        chosen = channel.chosen(rows, c) if channel.certain else KEEP
-        labels = ChosenLabels(alpha, c, chosen) if z is None else _of_chosen(z, c, chosen)
+        labels = ChosenLabels(alpha, c) if z is None else _of_chosen(z, c)
         borrowed = None
-        if isinstance(channel, Matrices):  # the labels shown are drawn given the borrowed labels
+        if not channel.keeps:  # the labels shown are drawn given the borrowed labels
             borrowed = pyro.sample("u", labels, **site)
             labels = Categorical(channel.shown_probs(rows, c, borrowed)).to_event(1)
         y = pyro.sample("y", labels, obs=obs, **site)
     if predict:
         with torch.no_grad():
-            if borrowed is None:
-                borrowed = channel.chosen(rows, c).borrow(y)
             # Labels that were drawn anew come on top of those that the guide saw.
             alpha = alpha if event.drawn else prior.alpha
             rest = prior.of_rows(hood.restrict(~observed))  # type: ignore[operator]
-            pyro.deterministic("y_rest", _rest(rest, alpha, z, c, borrowed), event_dim=1)
+            pyro.deterministic(
+                "y_rest", _rest(rest, alpha, z, c, y if borrowed is None else borrowed), event_dim=1
+            )
     return y
 
 
@@ -161,11 +160,11 @@ def _of_all(part: Parameters, z: Tensor) -> Categorical:
     return Categorical(track_provenance(spread(part.hood, z, attention, channel), provenance))
 
 
-def _of_chosen(z: Tensor, c: Tensor, channel: Channel = KEEP) -> Independent:
+def _of_chosen(z: Tensor, c: Tensor) -> Independent:
     # Batch shapes differ where one of the two sites is given from outside.
     batch = torch.broadcast_shapes(z.shape[:-2], c.shape[:-1])
     index = c.unsqueeze(-1).expand(*batch, -1, z.shape[-1])
-    return Categorical(channel.push(z.expand(*batch, -1, -1).gather(-2, index))).to_event(1)
+    return Categorical(z.expand(*batch, -1, -1).gather(-2, index)).to_event(1)
 
 
 def _rest(rest: Parameters, alpha: Tensor, z: Tensor | None, c: Tensor, borrowed: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from pyro_nmm.distributions.neighbor_mixture import NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.edges import edge_values
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.marginals import Intervals
 
 if find_spec("pyro_nmm.models") is None:
     cure = "start Python in another folder, or install by pip install --editable ."
@@ -23,7 +22,7 @@ if find_spec("pyro_nmm.models") is None:
 __version__ = "0.3.0"
 
 __all__ = [
-    "AveragedPosterior", "ChosenLabels", "EvidenceConditional", "InnerProductGraph", "Intervals",
+    "AveragedPosterior", "ChosenLabels", "EvidenceConditional", "InnerProductGraph",
     "MembershipMixture", "NeighborChoice", "NeighborMixture", "Neighborhood", "OrderedConditional",
     "Posterior", "edge_values",
 ]  # fmt: skip

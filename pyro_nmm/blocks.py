@@ -28,9 +28,9 @@ def blocks(size: int, numbers_each: int, cached: bool = False) -> Iterator[slice
         yield slice(first, min(first + step, size))
 
 
-def row_blocks(ptr: Tensor, numbers_each: int) -> Iterator[slice]:
+def row_blocks(ptr: Tensor, numbers_each: int, numbers: int = NUMBERS) -> Iterator[slice]:
     """Slices of whole rows, whose edges take ``numbers_each`` numbers each."""
-    step, first, num_rows = max(1, NUMBERS // max(1, numbers_each)), 0, len(ptr) - 1
+    step, first, num_rows = max(1, numbers // max(1, numbers_each)), 0, len(ptr) - 1
     while first < num_rows:
         last = int(torch.searchsorted(ptr, ptr[first] + step, right=True)) - 1
         last = min(max(last, first + 1), num_rows)

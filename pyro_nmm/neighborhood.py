@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, segment_reduce
 from torch_geometric.utils import coalesce, cumsum, scatter, softmax
 
-from pyro_nmm import backend
+from pyro_nmm import compiled
 from pyro_nmm.arguments import (
     as_edge_index,
     as_expected,
@@ -262,8 +262,8 @@ class Neighborhood:
         """``(B, num_rows)``: edges to the nodes ``(B, num_rows)`` chosen; -1 if no neighbours."""
         shape = "B", self.num_rows
         choices = as_expected("choices", choices, shape, kind="integers", like=self)
-        if loops := backend.loops_on(self.device):
-            return loops.find(self, choices)
+        if compiled.runs_on(self.device):
+            return compiled.find(self, choices)
         keys, first = self._keys
         key = choices + first
         edges = torch.searchsorted(keys[1:], key, right=True)  # the last edge before the first one

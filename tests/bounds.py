@@ -27,7 +27,7 @@ def expected_bound(hood, alpha, logits, y):
     c = c.view(len(c), *(1,) * (y.dim() - 1), hood.num_nodes)
     for order in itertools.permutations(range(hood.num_nodes)):
         q = OrderedConditional(hood, alpha, logits, y, order=torch.tensor(order))
-        bounds.append((q.log_prob(c).exp() * q.log_labels(c).sum(-1)).sum(0))
+        bounds.append((q.log_prob(c).exp() * q.log_terms(c).sum(-1)).sum(0))
     return torch.stack(bounds).mean(0)
 
 
@@ -73,7 +73,7 @@ def latent_draws(hood, alpha, logits, evidence, observed=None):
     for order in itertools.permutations(rows.nodes.tolist()):
         given = hood, alpha, logits, evidence, observed, torch.tensor(order)
         q = EvidenceConditional(*given)
-        yield value, q.log_prob(value), q.log_evidence(value).sum(-1)
+        yield value, q.log_prob(value), q.log_terms(value).sum(-1)
 
 
 def expected_evidence_bound(*given, after=None):

@@ -132,6 +132,6 @@ def edge_lists(hood, logits):
 
 def surrogate(q, c):
     """What Pyro's score-function losses differentiate, where choices alone are random."""
-    parts, bound = q.score_parts(c), q.log_labels(c).sum(-1)
+    parts, bound = q.score_parts(c), q.log_terms(c).sum(-1)
     joint = bound + parts.log_prob
     return joint + parts.score_function * bound.detach() - parts.entropy_term

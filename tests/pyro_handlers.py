@@ -81,7 +81,7 @@ def replayed():
     drawn = traced(pair.guide)
     model = traced(poutine.replay(pair.model, trace=drawn))
     q, c = drawn.nodes["c"]["fn"], drawn.nodes["c"]["value"]
-    torch.testing.assert_close(model.log_prob_sum() - drawn.log_prob_sum(), q.log_labels(c).sum(-1))
+    torch.testing.assert_close(model.log_prob_sum() - drawn.log_prob_sum(), q.log_terms(c).sum(-1))
 
 
 @row("replay, labels drawn")
@@ -175,7 +175,7 @@ def masks():
 
         def of_order(order):
             q = pair.mixture().choices(y, observed, order)
-            return (q.log_prob(c).exp() * q.log_labels(c).sum(-1)).sum()
+            return (q.log_prob(c).exp() * q.log_terms(c).sum(-1)).sum()
 
         return mean_over_orders(rows.nodes, of_order)
 

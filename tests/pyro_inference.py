@@ -199,7 +199,7 @@ def other_nodes_after_mcmc(name):
     mix, size = NeighborMixture(*given), 20_000
     exact, q = mix.condition(y, observed).marginals()[2, 0], mix.choices(y, observed)
     drawn = q.sample((size,))
-    drawn = drawn[q.log_labels(drawn).sum(-1).softmax(0).multinomial(size, replacement=True)]
+    drawn = drawn[q.log_terms(drawn).sum(-1).softmax(0).multinomial(size, replacement=True)]
     model = partial(nmm, *given, y, observed, collapsed=True, predict=True)
     if name == "Predictive, draws without choices":
         infer.Predictive(model, {"kappa": torch.ones(size)}, parallel=True)()

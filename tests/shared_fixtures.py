@@ -9,10 +9,9 @@ import torch
 from hypothesis import HealthCheck, settings
 from simulated_device import NAME, register, simulated
 
-from pyro_nmm import backend
-from pyro_nmm.ops import sampling, two_blocks
+from pyro_nmm import compiled
+from pyro_nmm.ops import sampling
 
-COMPILED = backend.compiled
 # No example has a time limit: the machine may do other work. The fixture ``kernels`` may serve all
 # examples of a test.
 ALLOWED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -61,18 +60,18 @@ def device(request):
 @pytest.fixture(params=["loops", "tensors", "blocks"])
 def kernels(request, monkeypatch):
     """
-    Run with the compiled loops, with the tensor code that they stand for, and with that
-    code in blocks of a few rows.
+    Run with the compiled loops, with the tensor code of other devices, and with that code in blocks
+    of a few rows.
     """
-    if request.param == "loops" and COMPILED is None:
-        pytest.skip("needs numba")
     if request.param == "blocks":
         monkeypatch.setitem(sampling.BLOCK, "cpu", 3)
-    monkeypatch.setattr(backend, "compiled", COMPILED if request.param == "loops" else None)
+    if request.param != "loops":
+        monkeypatch.setattr(compiled, "DEVICES", set())
     return request.param
 
 
 @pytest.fixture(params=["collapsed", "two blocks"])
 def way(request, monkeypatch):
     """How sweeps are made: as on the processor, or as on other devices."""
-    monkeypatch.setattr(two_blocks, "runs_on", lambda device: request.param == "two blocks")
+    if request.param == "two blocks":
+        monkeypatch.setattr(compiled, "DEVICES", set())

@@ -20,6 +20,7 @@ from torchmetrics.functional.image import peak_signal_noise_ratio
 
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import median_cost, timed
+from examples.denoising.intervals import Intervals
 from examples.denoising.model import Denoiser, GaussianLevels, Levels, PixelMixture, UNet
 from examples.denoising.training import (
     fit_images,
@@ -28,7 +29,7 @@ from examples.denoising.training import (
     photographs,
     random_patches,
 )
-from pyro_nmm import Intervals, Neighborhood
+from pyro_nmm import Neighborhood
 from pyro_nmm.fitting import Steps
 
 #: Factors of all widths of an NMM, and widths for all values of a U-Net.

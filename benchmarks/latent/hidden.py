@@ -198,7 +198,7 @@ def annealed_log_evidence(field: HiddenField, num_steps: int, num_chains: int = 
 def found_by(field: HiddenField, settings: dict) -> tuple[Tensor, Tensor, dict]:
     """Means, marginals and a row of a fitted field."""
     q = EvidenceConditional(field.hood, *field.parts())
-    bound = q.log_evidence(q.sample(Size([64]))).sum(-1).mean().item()
+    bound = q.log_terms(q.sample(Size([64]))).sum(-1).mean().item()
     posterior = q.posterior(num_samples=8, num_sweeps=SWEEPS)
     total, error, apart = annealed_log_evidence(field, ANNEAL)
     settings = settings | {name: log.exp().item() for name, log in field.logs.items()}

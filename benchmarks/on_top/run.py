@@ -185,7 +185,6 @@ def labels(args, results: Records) -> None:
 
 
 RULES: dict[str, Callable[[Posterior, Tensor], Tensor]] = {
-    "information gain": Posterior.information_gain,
     "entropy": lambda posterior, nodes: torch.special.entr(posterior.marginals()[nodes]).sum(-1),
     "at random": lambda posterior, nodes: torch.rand(len(nodes)),
 }

@@ -62,7 +62,7 @@ def drawn_bound(mix: NeighborMixture, half: MarginalField, order: Tensor, num_sa
     for _ in range(num_samples // 64):
         c = NeighborChoice(mix.hood, mix.logits).sample((64,))
         y = ChosenLabels(mix.alpha, c).sample()
-        terms = mix.choices(y, order=order).log_labels(c)
+        terms = mix.choices(y, order=order).log_terms(c)
         parts.append(terms.sum(-1).double() - half.log_potential(y).double())
     return with_error(torch.cat(parts))
 

@@ -19,7 +19,7 @@ from torch_geometric.nn import GCN, CorrectAndSmooth
 from benchmarks.scale.calls import captured, step_without_value
 from benchmarks.shared.records import Records
 from benchmarks.shared.timing import citation_like, in_a_process, in_turn, peak_memory, timed
-from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, backend
+from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, compiled
 from pyro_nmm.guides import AmortizedNMM, Chains, evidence_guide, ordered_guide
 from pyro_nmm.models import (
     Annotators,
@@ -188,17 +188,16 @@ def draw_in_a_loop(hood, alpha, logits, y) -> Tensor:
 
 def draw(args, results: Records) -> None:
     place, hood, alpha, logits, y = problem(*MEDIUM)
-    given, compiled = (hood, alpha.detach(), logits.detach(), y), backend.compiled
+    given, devices = (hood, alpha.detach(), logits.detach(), y), compiled.DEVICES
     each = {"task": "draw", "threads": args.threads} | place
     for key in results.missing(**each, code="loop", particles=1):
         results.add(**key, seconds=cpu_timed(draw_in_a_loop, *given)[1])
-    codes = ["compiled", "sweeps"] if compiled else ["sweeps"]
-    for key in results.missing(**each, particles=args.samples, code=codes):
-        backend.compiled = compiled if key["code"] == "compiled" else None
+    for key in results.missing(**each, particles=args.samples, code=["compiled", "sweeps"]):
+        compiled.DEVICES = devices if key["code"] == "compiled" else set()
         q = OrderedConditional(*given, validate_args=False)
         found = seconds(args.repeats, {"draws": partial(q.sample, (key["particles"],))})
         results.add(**key, seconds=found["draws"] / key["particles"])
-    backend.compiled = compiled
+    compiled.DEVICES = devices
 
 
 def step_of(model: Callable, guide: Callable, given: tuple, particles: int, estimator: str) -> None:

@@ -23,6 +23,7 @@ from torchmetrics.functional.image import peak_signal_noise_ratio
 
 from examples.common import options, progress_bar
 from examples.denoising.drawing import draw
+from examples.denoising.intervals import Intervals
 from examples.denoising.model import Denoiser, UNet
 from examples.denoising.training import (
     fit_images,
@@ -31,7 +32,6 @@ from examples.denoising.training import (
     photographs,
     random_patches,
 )
-from pyro_nmm import Intervals
 from pyro_nmm.fitting import Steps
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pyro_nmm import Intervals, NeighborChoice, Neighborhood, NeighborMixture
+from examples.denoising.intervals import Intervals, label_intervals
+from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
 from pyro_nmm.models.networks import attention_scores
 
 NUM_LEVELS = 256
@@ -209,7 +210,7 @@ class PixelMixture:
     def intervals(self, level: float = 0.9) -> Intervals:
         """Mean grey levels and ends of intervals, each ``(B, channels, N)``."""
         batch, channels, _ = self.alpha.mean.shape
-        found = [self.written_out(b, c).intervals(level)
+        found = [label_intervals(self.written_out(b, c), level)
                  for b in range(batch) for c in range(channels)]  # fmt: skip
         parts = (torch.stack(part) for part in zip(*found, strict=True))
         return Intervals(*(part.unflatten(0, (batch, channels)) for part in parts))

@@ -31,7 +31,7 @@ from pyro_nmm.models.stacked.formula import Formula, Priors
 from pyro_nmm.models.stacked.table import GraphScores, side_by_side
 from pyro_nmm.neighborhood import edges_between
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals
-from pyro_nmm.relabel import as_channel, entries_at
+from pyro_nmm.relabel import Channel, entries_at
 
 #: Candidates of the labels' probabilities.
 TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
@@ -308,7 +308,7 @@ def row_log_probs(
     logits, *relabel = formula.attention(rows, probs, weight)
     alpha, attention = formula.alpha(probs), rows.softmax(logits)
     if relabel:
-        return entries_at(node_marginals(rows, alpha, attention, as_channel(relabel[0])), y).log()
+        return entries_at(node_marginals(rows, alpha, attention, Channel(relabel[0])), y).log()
     return node_log_probs(rows, alpha, attention, y)
 
 

@@ -19,7 +19,7 @@ from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.graph_arguments import as_nodes
 from pyro_nmm.models.stacked.formula import Formula, Tensors, propagated
 from pyro_nmm.models.stacked.table import GraphScores, side_by_side
-from pyro_nmm.relabel import as_channel, entries_at
+from pyro_nmm.relabel import Channel, entries_at
 
 
 class StagedPosterior(Posterior):
@@ -98,7 +98,7 @@ class StagedPosterior(Posterior):
         """Refused: a query that would sum over labels of earlier blocks."""
         raise ValueError("with stages=1 a posterior has this query, with more it has none")
 
-    condition = log_marginal = information_gain = path_likelihood = _refuse
+    condition = log_marginal = path_likelihood = _refuse
     marginals = pairwise = predict = _refuse
 
 
@@ -166,8 +166,8 @@ def counted(
         labels = data.y[part.nodes]
         shown = one_hot(labels, alpha.shape[1]).index_select(0, part.row)
         if relabel:
-            channel = as_channel(relabel[0]).of(part.edge)
-            shown = channel.evidence(part, labels, alpha).exp()
+            channel = Channel(relabel[0]).of(part.edge)
+            shown = channel.evidence(part, labels).exp()
         weight = part.softmax(logits[part.edge])[:, None] * mean[part.source] * shown
         total = part.sum(weight.sum(-1))
         if formula.share < 1:

@@ -1,12 +1,23 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Compiled loops (numba); `pyro_nmm.backend` says whether they run."""
+"""Compiled loops (numba). Where draws and sweeps have code for devices, too, this runs them on the
+processor."""
 
-from pyro_nmm.compiled.entries import anneal, credits, draw, evaluate, gradient, sweep
+import torch
+
+from pyro_nmm.compiled.entries import anneal, draw, meet, sweep
 from pyro_nmm.compiled.loops import entropy_and_gradient, find, predict, ranks
 
 __all__ = [
-    "anneal", "credits", "draw", "entropy_and_gradient", "evaluate", "find", "gradient",
-    "predict", "ranks", "sweep",
+    "anneal", "draw", "entropy_and_gradient", "find", "meet", "predict", "ranks", "runs_on",
+    "sweep",
 ]  # fmt: skip
+
+#: Types of devices whose draws and sweeps are loops. Elsewhere tensor code takes fewer calls.
+DEVICES = {"cpu"}
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether loops draw on a device."""
+    return device.type in DEVICES

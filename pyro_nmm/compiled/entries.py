@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The loops over entries, see `pyro_nmm.ops.entries`: draws, densities, credits and Gibbs sweeps.
+"""The loops over entries, see `pyro_nmm.ops.entries`: draws, their counts, and Gibbs sweeps.
 
 ``table[j]`` counts the choices of source ``j``, in one column per label and one for all of them.
 """
@@ -9,9 +9,16 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from pyro_nmm.compiled.loops import _array, _check_labels, _compiled, _graph, _in_threads, opaque
+from pyro_nmm.compiled.loops import (
+    _array,
+    _check_labels,
+    _compiled,
+    _graph,
+    _in_threads,
+    _tensors,
+    opaque,
+)
 
 
 class _Inputs(NamedTuple):
@@ -44,26 +51,10 @@ def _each(inputs):
 
 
 @_compiled
-def _above(j, place, counts, inputs):
-    # The sum over the entries of an edge, given evidence.
-    above = 0.0
-    for k in range(inputs.alpha.shape[1]):
-        above += (inputs.alpha[j, k] + counts[j, k]) * inputs.likelihood[place, k]
-    return above
-
-
-@_compiled
-def _of_draw(b, seen):
-    if len(seen):
-        return seen[0][b], seen[1][b]
-    return ()
-
-
-@_compiled
 def _draw(first, last, inputs, table, uniforms, edges, labels, seen):
-    # seen is () or the counts of the label and of all labels, for each edge.
+    # seen is () or the counts that each edge met: of each of its labels, and of all labels.
     for b in range(first, last):
-        counts = _of_draw(b, seen)
+        counts = (seen[0][b], seen[1][b]) if len(seen) else ()
         _rows(False, 1, _of(b, inputs), table, uniforms[b], edges[b], labels[b], counts)
         _clear(inputs.ptr, inputs.source, edges[b], labels[b], table)
 
@@ -86,12 +77,16 @@ def _rows(again, step, inputs, table, uniforms, edges, labels, counts):
             if len(single):
                 a, label = e, of_rows[row]
                 above = alpha[e, 0] + table[j, label]
+                if len(counts):  # numba takes the branch out where there are none
+                    counts[0][e, 0] = table[j, label]
             else:
-                a, label, above = j, 0, 0.0
+                a, above = j, 0.0
                 for k in range(every):
                     above += (alpha[j, k] + table[j, k]) * likelihood[row, k]
-            if len(counts):  # numba takes the branch out where there are none
-                counts[0][e], counts[1][e] = table[j, label], table[j, every]
+                    if len(counts):
+                        counts[0][e, k] = table[j, k]
+            if len(counts):
+                counts[1][e] = table[j, every]
             weight += attention[e] * above / (total[a] + table[j, every])
             running[e - start] = weight
         e, threshold = start, uniforms[i] * weight
@@ -215,128 +210,20 @@ def _clear(ptr, source, edges, labels, table):
 
 
 @_compiled
-def _evaluate(first, last, inputs, table, edges, labels, predicted, log_choice):
-    # Given evidence, as is its gradient.
-    every = table.shape[1] - 1
+def _meet(first, last, ptr, source, rows, table, edges, labels, wanted, same, every):
+    # The counts that draws b meet at the edges of some rows: of wanted labels, or of all of them.
+    start, all_labels = ptr[rows[0]], table.shape[1] - 1
     for b in range(first, last):
-        one = _of(b, inputs)
-        each, (_, ptr, source, attention, alpha, total, _, likelihood) = _each(one), one
-        for i in range(len(ptr) - 1):
-            weight = 0.0
-            for e in range(ptr[i], ptr[i + 1]):
-                j, place = source[e], e if each else i
-                above = _above(j, place, table, one)
-                weight += attention[e] * above / (total[j] + table[j, every])
-            e, k = edges[b, i], labels[b, i]
-            j, place = source[e], e if each else i
-            part = attention[e] * (alpha[j, k] + table[j, k]) * likelihood[place, k]
-            predicted[b, i] = np.log(weight)
-            log_choice[b, i] = np.log(part / (total[j] + table[j, every])) - np.log(weight)
-            table[j, k] += 1
-            table[j, every] += 1
-        _clear(ptr, source, edges[b], labels[b], table)
-
-
-@_compiled
-def _gradient(first, last, inputs, table, edges, labels, predicted, to_predicted, to_choice,
-              to_attention, to_alpha, to_likelihood):  # fmt: skip
-    # Of the logarithms of attention and likelihood. A batch that shares a parameter adds to its
-    # one gradient.
-    every = table.shape[1] - 1
-    for b in range(first, last):
-        one = _of(b, inputs)
-        each, (_, ptr, source, attention, alpha, total, _, likelihood) = _each(one), one
-        grad_attention = to_attention[min(b, len(to_attention) - 1)]
-        grad_alpha = to_alpha[min(b, len(to_alpha) - 1)]
-        grad_likelihood = to_likelihood[min(b, len(to_likelihood) - 1)]
-        for i in range(len(ptr) - 1):
-            share = (to_predicted[b, i] - to_choice[b, i]) * np.exp(-predicted[b, i])
-            for e in range(ptr[i], ptr[i + 1]):
-                j, place = source[e], e if each else i
-                above, below = 0.0, total[j] + table[j, every]
-                scale = share * attention[e] / below
-                for k in range(every):
-                    part = (alpha[j, k] + table[j, k]) * likelihood[place, k]
-                    grad_likelihood[place, k] += scale * part
-                    above += part
-                grad_attention[e] += scale * above
-                for k in range(every):
-                    grad_alpha[j, k] += scale * (likelihood[place, k] - above / below)
-            e, label, direct = edges[b, i], labels[b, i], to_choice[b, i]
-            j, place = source[e], e if each else i
-            below = total[j] + table[j, every]
-            grad_attention[e] += direct
-            grad_likelihood[place, label] += direct
-            grad_alpha[j, label] += direct / (alpha[j, label] + table[j, label])
-            for k in range(every):
-                grad_alpha[j, k] -= direct / below
-            table[j, label] += 1
-            table[j, every] += 1
-        _clear(ptr, source, edges[b], labels[b], table)
-
-
-@_compiled
-def _credit(first, last, inputs, counts, edges, labels, predicted, costs, table):
-    # Given evidence. From the last row to the first, a row's own count taken out before its edges
-    # are visited: table[j, k] holds what one count of k fewer at j would have changed in the later
-    # rows.
-    every = counts.shape[1] - 1
-    for b in range(first, last):
-        one = _of(b, inputs)
-        each, (_, ptr, source, attention, _, total, _, likelihood) = _each(one), one
-        for i in range(len(ptr) - 1):
-            counts[source[edges[b, i]], labels[b, i]] += 1
-            counts[source[edges[b, i]], every] += 1
-        for i in range(len(ptr) - 2, -1, -1):
-            j, label = source[edges[b, i]], labels[b, i]
-            costs[b, i] = table[j, label]
-            counts[j, label] -= 1
-            counts[j, every] -= 1
-            shrink = np.exp(-predicted[b, i])
-            for e in range(ptr[i], ptr[i + 1]):
-                j, place = source[e], e if each else i
-                if counts[j, every] == 0:
-                    continue
-                above, below = _above(j, place, counts, one), total[j] + counts[j, every]
-                share, now = shrink * attention[e], above / below
-                for k in range(every):
-                    if counts[j, k] > 0:
-                        fewer = (above - likelihood[place, k]) / (below - 1)
-                        table[j, k] -= np.log1p(share * (fewer - now))
-        for i in range(len(ptr) - 1):
-            for e in range(ptr[i], ptr[i + 1]):
-                table[source[e]] = 0
-
-
-@_compiled
-def _credit_of_labels(first, last, inputs, table, edges, labels, predicted, costs,
-                      same_label, any_label, changes):  # fmt: skip
-    # Of observed labels, from the counts that the draw has met: 1.35 times as fast as to count
-    # again. The last column of changes[j] is the change of later rows by one count fewer at j, the
-    # others the excess for an equal label.
-    other = table.shape[1] - 1
-    for b in range(first, last):
-        one = _of(b, inputs)
-        each, (_, ptr, source, attention, alpha, total, of_rows, _) = _each(one), one
-        for i in range(len(ptr) - 2, -1, -1):
-            j = source[edges[b, i]]
-            costs[b, i] = changes[j, other] + changes[j, labels[b, i]]
-            shrink = np.exp(-predicted[b, i])
-            for e in range(ptr[i], ptr[i + 1]):
-                if any_label[b, e] == 0:
-                    continue
-                j, label = source[e], of_rows[e if each else i]
-                above, below = alpha[e, 0] + same_label[b, e], total[e] + any_label[b, e]
-                scale, now = shrink * attention[e], above / below
-                change = -np.log1p(scale * (above / (below - 1) - now))
-                changes[j, other] += change
-                if same_label[b, e] > 0:
-                    equal = -np.log1p(scale * ((above - 1) / (below - 1) - now))
-                    changes[j, label] += equal - change
-        for i in range(len(ptr) - 1):
-            for e in range(ptr[i], ptr[i + 1]):
-                j, label = source[e], of_rows[e if each else i]
-                changes[j, other] = changes[j, label] = 0
+        for i in range(rows[1]):
+            if i >= rows[0]:
+                for e in range(ptr[i], ptr[i + 1]):
+                    every[b, e - start] = table[source[e], all_labels]
+                    for k in range(same.shape[2]):
+                        label = wanted[min(b, len(wanted) - 1), e] if len(wanted) else k
+                        same[b, e - start, k] = table[source[e], label]
+            table[source[edges[b, i]], labels[b, i]] += 1
+            table[source[edges[b, i]], all_labels] += 1
+        _clear(ptr[: rows[1] + 1], source, edges[b], labels[b], table)
 
 
 def _inputs(rows, entries) -> _Inputs:
@@ -364,15 +251,35 @@ def _run(loop, rows, entries, size: int, *arrays, sweeps=1, scratch=lambda first
 
 
 @opaque
-def draw(rows, entries, uniforms):
+def draw(rows, entries, uniforms, keep):
     """See :func:`pyro_nmm.ops.sampling.draw_entries`. Cost: :math:`O(B E K)`."""
     edges, labels = (np.empty(uniforms.shape, np.int64) for _ in range(2))
     seen: tuple = ()
-    if entries.observed:
-        seen = tuple(np.empty((len(edges), rows.num_edges), np.int32) for _ in range(2))
+    if keep:
+        size = len(edges), rows.num_edges
+        number = 1 if entries.observed else entries.num_classes
+        seen = np.empty((*size, number), np.int32), np.empty(size, np.int32)
     _run(_draw, rows, entries, len(edges), _array(uniforms), edges, labels, seen)
-    kept = tuple(map(torch.from_numpy, seen)) or None
-    return torch.from_numpy(edges), torch.from_numpy(labels), kept
+    return _tensors(rows, edges, labels, *seen)
+
+
+@opaque
+def meet(rows, draw, part, wanted, num_classes):
+    """See :func:`pyro_nmm.ops.entries.met`; ``wanted`` are labels of edges, or ``None`` for all of
+    them. Cost: :math:`O(B (n + E K))`."""
+    (ptr, source), (edges, labels) = _graph(rows), map(_array, draw[:2])
+    _check_labels(draw.labels, num_classes)
+    size = len(edges), int(ptr[part.stop] - ptr[part.start])
+    some = np.empty((0, 0), np.int64) if wanted is None else _array(wanted)
+    same = np.empty((*size, num_classes if wanted is None else 1), np.int32)
+    every, limits = np.empty(size, np.int32), (part.start, part.stop)
+
+    def run(first, last):
+        table = np.zeros((rows.num_sources, num_classes + 1), np.int32)
+        _meet(first, last, ptr, source, limits, table, edges, labels, some, same, every)
+
+    _in_threads(run, len(edges), same.size)
+    return _tensors(rows, same, every)
 
 
 @opaque
@@ -384,7 +291,7 @@ def sweep(rows, entries, draw, uniforms):
     totals = np.zeros((num_draws, num_sweeps, entries.num_classes), np.int32)
     outputs = edges, labels, visits, totals
     _run(_sweep, rows, entries, num_draws, _array(uniforms), *outputs, sweeps=num_sweeps)
-    return map(torch.from_numpy, outputs)
+    return _tensors(rows, *outputs)
 
 
 @opaque
@@ -397,41 +304,4 @@ def anneal(rows, start, end, draw, uniforms, done, num_sweeps):
     inputs = _inputs(rows, end), _array(uniforms), done, num_sweeps, *outputs
     _run(_anneal, rows, start, len(edges), *inputs,
          sweeps=len(uniforms), scratch=lambda first: (np.zeros(size, np.int32),))  # fmt: skip
-    return map(torch.from_numpy, outputs)
-
-
-@opaque
-def evaluate(rows, entries, draw):
-    """See :func:`pyro_nmm.ops.entries.predictive`. Cost: :math:`O(B E C)`."""
-    size = tuple(draw.edges.shape)
-    outputs = np.empty(size), np.empty(size)
-    _run(_evaluate, rows, entries, size[0], *map(_array, draw[:2]), *outputs)
-    return (torch.from_numpy(part).to(entries.alpha.dtype) for part in outputs)
-
-
-@opaque
-def gradient(rows, entries, draw, predicted, to_predicted, to_choice):
-    """The gradient of :func:`evaluate` by log attention, ``alpha`` and evidence."""
-    inputs = (_array(t, np.float64) for t in (predicted, to_predicted, to_choice))
-    parameters, parts = (entries.log_attention, entries.alpha, entries.data), {}
-
-    def scratch(first):
-        # Threads that share a parameter have a gradient of their own to add to.
-        parts[first] = [np.zeros(t.shape) for t in parameters]
-        return parts[first]
-
-    inputs = *map(_array, draw[:2]), *inputs
-    _run(_gradient, rows, entries, len(draw.edges), *inputs, scratch=scratch)
-    sums = (sum(of) for of in zip(*(parts[first] for first in sorted(parts)), strict=True))
-    return (torch.from_numpy(s).to(t.dtype) for s, t in zip(sums, parameters, strict=True))
-
-
-@opaque
-def credits(rows, entries, draw, predicted):
-    """See :func:`pyro_nmm.ops.score_costs.one_step_credits`. Cost: :math:`O(B E K)`."""
-    costs, size = np.empty(tuple(draw.edges.shape)), (rows.num_sources, entries.num_classes + 1)
-    arrays = [*map(_array, draw[:2]), _array(predicted, np.float64), costs]
-    loop = _credit_of_labels if entries.observed else _credit
-    arrays += map(_array, draw.counts or ())
-    _run(loop, rows, entries, len(costs), *arrays, scratch=lambda first: (np.zeros(size),))
-    return torch.from_numpy(costs)
+    return _tensors(rows, *outputs)

@@ -1,7 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The loops over edges, compiled for the CPU; with the results of the tensor code."""
+"""What all compiled loops share, and loops over edges. They run on the processor: tensors of other
+devices are copied there and back."""
 
 import functools
 import sys
@@ -220,7 +221,7 @@ def entropy_and_gradient(rows, alpha, attention, edges, labels):
         _entropy(first, last, *inputs, counts, probs, credit, *outputs)
 
     _in_threads(run, size, size * rows.num_edges)
-    return tuple(torch.from_numpy(o).to(alpha.dtype) for o in outputs)
+    return tuple(output.to(alpha.dtype) for output in _tensors(rows, *outputs))
 
 
 @opaque
@@ -239,7 +240,7 @@ def predict(rows, attention, alpha, weights, uniforms, counts):
     labels = np.empty(rows.num_rows, np.int64)
     parameters = (_array(t, np.float64) for t in (attention, alpha, weights))
     _predict(*_graph(rows), *parameters, _array(uniforms), _array(counts), labels)
-    return torch.from_numpy(labels)
+    return _tensors(rows, labels)[0]
 
 
 def _graph(rows) -> tuple[np.ndarray, np.ndarray]:
@@ -262,4 +263,8 @@ def _in_threads(run, size: int, work: int) -> None:
 
 
 def _array(tensor: Tensor, dtype=None) -> np.ndarray:
-    return np.ascontiguousarray(tensor.detach().numpy(), dtype)
+    return np.ascontiguousarray(tensor.detach().cpu().numpy(), dtype)
+
+
+def _tensors(rows, *arrays) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(array).to(rows.device) for array in arrays)

@@ -111,7 +111,7 @@ class Components:
             every, order = every.sort()
             labels = torch.cat([self.shown, labels])[order]
             whole = parameters.of_rows(parameters.hood.take(every))
-            evidence = whole.channel.evidence(whole.hood, labels, self.alpha)
+            evidence = whole.channel.evidence(whole.hood, labels)
             components = all_latents(self.alpha, parameters.logits, whole.hood, evidence)
             components.shown = labels
             return components

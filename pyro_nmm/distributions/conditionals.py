@@ -1,33 +1,30 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Choices, and latent labels, given what is observed: drawn node after node in an order."""
+"""Choices given labels, and choices and labels given evidence."""
 
 import torch
-from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm.arguments import as_expected, check_integers, check_plain
 from pyro_nmm.blocks import NUMBERS
-from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.components import Components, all_latents
+from pyro_nmm.distributions.conditional import Conditional
 from pyro_nmm.distributions.factors import Neighbors
-from pyro_nmm.distributions.in_order import InOrder
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.graph_arguments import check_evidence, check_label_range, check_labels, check_possible
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import Draw, Entries, Wide, predictive
+from pyro_nmm.ops.entries import predictive
 from pyro_nmm.ops.gibbs import run_chains
-from pyro_nmm.provenance import posterior_values, untracked
-from pyro_nmm.relabel import Channel
+from pyro_nmm.provenance import posterior_values
 
 #: States that all chains keep by default: standard errors of .016 at most if independent.
 _MOST_STATES = 1024
 
 
-class OrderedConditional(InOrder):
+class OrderedConditional(Conditional):
     r"""The choices of the observed nodes given their labels, node after node in a random order:
     :math:`q(c \mid y)`, the paper's equation (6). It has no parameter of its own.
 
@@ -47,20 +44,19 @@ class OrderedConditional(InOrder):
     **The gradient of the bound.** :meth:`score_parts` gives Pyro's losses a control variate that
     removes from a choice's score the costs that it cannot have caused. Those of other sites stay.
 
-    =====================  ================================================  =========
-    ``estimator``          the choice :math:`c_i` is charged with            bias
-    =====================  ================================================  =========
-    ``"reward_to_go"``     :math:`f_{i'}` of later nodes connected to it,    none
-                           minus the mean of the other draws
-    ``"one_step_credit"``  the change that its own count makes in later      small
-                           :math:`f_{i'}`, minus the mean of the others
-    ``"no_score"``         nothing: the gradient of EM                       moderate
-    ``"reinforce"``        the whole bound: textbook REINFORCE               none
-    =====================  ================================================  =========
+    ==================  ================================================  =========
+    ``estimator``       the choice :math:`c_i` is charged with            bias
+    ==================  ================================================  =========
+    ``"reward_to_go"``  :math:`f_{i'}` of later nodes connected to it,    none
+                        minus the mean of the other draws
+    ``"no_score"``      nothing: the gradient of EM                       moderate
+    ``"reinforce"``     the whole bound: textbook REINFORCE               none
+    ==================  ================================================  =========
 
     "The other draws" are the rest of the batch; a batch of one makes one more draw for the
     baseline. :class:`~pyro.infer.TraceGraph_ELBO` takes any program. ``Trace_ELBO`` gives the same
-    gradient to programs with no other sites or factors, and has a ``differentiable_loss``.
+    gradient to programs with no other sites or factors, and has a ``differentiable_loss``. With
+    more than a few hundred labels :class:`~pyro_nmm.guides.Chains` has far less noise.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> alpha, logits = torch.tensor([[9.0, 1.0], [1.0, 9.0]]), torch.zeros(4)
@@ -68,69 +64,34 @@ class OrderedConditional(InOrder):
     >>> q.log_prob(torch.tensor([0, 0])).exp()
     tensor(0.8108)
 
-    Cost: :math:`O(E)` a draw and :math:`O(E \log E)` a ``log_prob``, ``E`` the edges into observed
-    nodes. ``hood``, ``alpha`` and ``logits`` are as for :class:`~pyro_nmm.NeighborMixture`.
+    Cost: :math:`O(E)` a draw and a ``log_prob``, ``E`` the edges into observed nodes, and on a
+    device :math:`O(E \log E)`. ``hood``, ``alpha`` and ``logits`` are as for
+    :class:`~pyro_nmm.NeighborMixture`.
 
     :param Tensor y: ``(..., N)`` integer labels; unobserved entries are never read.
     :param Tensor observed: ``(N,)`` boolean mask of observed nodes, default all.
     :param Tensor order: ``(n,)`` order of the observed node ids for the batch, default random.
     :param str estimator: see the table.
-    :param Tensor relabel: ``(num_edges, C)`` permutations, see :mod:`pyro_nmm.relabel`. In the
-        equation :math:`y_i` is then the label that was borrowed, if over this edge.
     """
 
     def __init__(
         self, hood: Neighborhood, alpha: Tensor, logits: Tensor, y: Tensor,
         observed: Tensor | None = None, order: Tensor | None = None,
-        estimator: str = "reward_to_go", relabel: Tensor | Channel | None = None, *,
-        validate_args=None,
+        estimator: str = "reward_to_go", *, validate_args=None,
     ) -> None:  # fmt: skip
-        parameters = Parameters.of(hood, alpha, logits, relabel, kinds="permutations")
-        y, arrangement = check_labels(hood, y, hood.num_nodes), (observed, order, estimator)
-        self.channel = parameters.channel
-        super().__init__(parameters, y.shape[:-1], arrangement, validate_args=validate_args)
-        self._y = y
+        parameters = Parameters.of(hood, alpha, logits)
+        y = check_labels(hood, y, hood.num_nodes)
+        super().__init__(parameters, y, observed, order, estimator, validate_args=validate_args)
         if self._validate_args:
             rows = self.observed_rows
             check_label_range(rows, y.index_select(-1, rows.nodes), self.num_classes)
-
-    @property
-    def labels(self) -> Tensor:
-        """The labels that choices count for: ``(..., n)``, of edges if these relabel."""
-        return self._data
-
-    def _data_of(self, rows: Neighborhood) -> Tensor:
-        y = self._y
-        labels = rows.last_labels.get((y,), lambda: y.index_select(-1, rows.nodes))
-        return self.channel.of(rows.edge).borrowed(rows, labels)
-
-    log_labels = InOrder.log_terms
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
         return Neighbors(self.observed_rows)
 
-    def _columns(self, draw: Draw) -> Tensor:
-        return self.rows.source[draw.edges]
 
-    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
-        wide = Wide(self.rows, Entries(*untracked(*self._flat(shape))[0]))
-        found = self.rows.find(self._in_order(value, shape))
-        edges = found.clamp(min=0)
-        counts = wide.groups.earlier(wide.chosen(edges))
-        return wide.split(edges)._replace(counts=counts), found < 0
-
-    def borrowed(self, value: Tensor) -> Tensor:
-        """``(..., n)``: labels that choices take from their sources, in ascending node id."""
-        shape = self._shape_of(value)
-        if self.channel.keeps:
-            return self.labels.index_select(-1, self._row_of).expand(*shape, -1)
-        (value, _), provenance = untracked(value, self.labels)
-        labels = self._recall(value, shape)[0].labels
-        return track_provenance(labels.index_select(1, self._row_of).view(*shape, -1), provenance)
-
-
-class EvidenceConditional(InOrder):
+class EvidenceConditional(Conditional):
     r"""Choices and latent labels of nodes given observations, node after node in a random order:
     :math:`q(c, u \mid w)`. It has no parameter of its own.
 
@@ -173,41 +134,15 @@ class EvidenceConditional(InOrder):
         observed: Tensor | None = None, order: Tensor | None = None,
         estimator: str = "reward_to_go", *, relabels: bool = False, validate_args=None,
     ) -> None:  # fmt: skip
-        parameters = Parameters.of(hood, alpha, logits)
-        evidence = check_evidence(hood, parameters.alpha, evidence)
-        self.evidence, self.relabels, self._last_values = evidence, relabels, LastCall()
-        arrangement, shape = (observed, order, estimator), evidence.shape[:-2]
-        super().__init__(parameters, shape, arrangement, (2,), validate_args=validate_args)
+        parameters, self.relabels = Parameters.of(hood, alpha, logits), relabels
+        data = check_evidence(hood, parameters.alpha, evidence)
+        super().__init__(parameters, data, observed, order, estimator, validate_args=validate_args)
         if self._validate_args:
-            check_possible(self.observed_rows, self._data_of(self.observed_rows))
-
-    def _data_of(self, rows: Neighborhood) -> Tensor:
-        return self._of_rows(rows, self.evidence)
+            check_possible(self.observed_rows, self.data_of(self.observed_rows))
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self):
         return _ChoicesAndLabels(self.observed_rows, self.num_classes)
-
-    def _of_rows(self, rows: Neighborhood, evidence: Tensor) -> Tensor:
-        of_nodes = evidence.shape[-2] == self.hood.num_nodes
-        return evidence.index_select(-2, rows.nodes if of_nodes else rows.edge)
-
-    def _columns(self, draw: Draw) -> Tensor:
-        return torch.stack([self.rows.source[draw.edges], draw.labels], 1)
-
-    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
-        choices, labels = self._in_order(value, shape).unbind(1)
-        edges = self.rows.find(choices)
-        wrong = (edges < 0) | (labels < 0) | (labels >= self.num_classes)
-        return Draw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
-
-    def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
-        # A guide asks for density and score of the same draw, with and without a plate's batch.
-        question = value, self._shape_of(value), torch.is_grad_enabled()
-        evaluate = super()._evaluate
-        return self._last_values.get(question, lambda: evaluate(value))
-
-    log_evidence = InOrder.log_terms
 
     @torch.no_grad()
     def posterior(
@@ -251,11 +186,11 @@ class EvidenceConditional(InOrder):
             check_integers(num_samples or 1, num_states=num_states)
         if start is not None and not num_sweeps:
             raise ValueError("start is a state before sweeps: give num_sweeps")
-        values = self.alpha.detach(), self.logits.detach(), self.evidence.detach()
-        alpha, logits, evidence, _ = posterior_values(*values, self.order)
+        values = self.alpha.detach(), self.logits.detach(), self.data.detach()
+        alpha, logits, *_ = posterior_values(*values, self.order)
         if num_samples is None:
-            rows = self.observed_rows
-            components = all_latents(alpha, logits, rows, self._of_rows(rows, evidence))
+            evidence = self.data_of(self.observed_rows).detach()
+            components = all_latents(alpha, logits, self.observed_rows, evidence)
             return Posterior(self.hood, logits, components, is_exact=True)
         rows, chains, shape = self.rows, None, Size([num_samples])
         if start is None:
@@ -263,7 +198,7 @@ class EvidenceConditional(InOrder):
         else:
             size, kind = (num_samples, *self.event_shape), "integers"
             start = as_expected("start", start, size, kind=kind, like=self.hood)
-            _, draw, _ = self._chains(start)
+            draw = self._states(start, shape)
         entries = self._flat(Size([1])).map(Tensor.detach)
         if num_sweeps:
             if num_states is None:

@@ -18,7 +18,6 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.sampling import draw_given_choices, pick
 from pyro_nmm.provenance import untracked
-from pyro_nmm.relabel import Channel, check_permutations
 
 
 class Neighbors(constraints.Constraint):
@@ -121,23 +120,16 @@ class ChosenLabels(GraphDistribution):
 
     :param Tensor alpha: ``(..., N, C)`` concentrations, as for :class:`~pyro_nmm.NeighborMixture`.
     :param Tensor choices: ``(..., n)`` node ids :math:`c_i` in ``0..N - 1``.
-    :param Tensor relabel: ``(..., n, C)`` integers, the permutation of every choice's edge:
-        ``relabel[i, k]`` is the label of entry ``i`` if it takes label ``k``.
     """
 
     shown = "num_labels", "num_sources", "num_classes"
 
-    def __init__(
-        self, alpha: Tensor, choices: Tensor, relabel: Tensor | Channel | None = None, *,
-        validate_args=None,
-    ) -> None:  # fmt: skip
+    def __init__(self, alpha: Tensor, choices: Tensor, *, validate_args=None) -> None:
         alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
         expect("choices", untracked(choices)[0][0], ("...", "n"), kind="ids")
         if alpha.shape[-1] < 2:
             raise ValueError(f"alpha must have C >= 2 labels, got {tuple(alpha.shape)}")
-        self.channel = check_permutations(relabel, choices, alpha.shape[-1])
-        batches = alpha.shape[:-2], choices.shape[:-1], self.channel.batch_shape
-        batch_shape = torch.broadcast_shapes(*batches)
+        batch_shape = torch.broadcast_shapes(alpha.shape[:-2], choices.shape[:-1])
         self.alpha, self.choices, self.num_labels = alpha, choices, choices.shape[-1]
         self.num_sources, self.num_classes = alpha.shape[-2:]
         super().__init__(batch_shape, choices.shape[-1:], validate_args=validate_args)
@@ -145,7 +137,6 @@ class ChosenLabels(GraphDistribution):
             check_range("choices", untracked(choices)[0][0], self.num_sources)
         if self._validate_args:
             check_alpha(alpha)
-            untracked(self.channel)[0][0].check_values()
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self):
@@ -155,8 +146,8 @@ class ChosenLabels(GraphDistribution):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """``(*sample_shape, ..., n)``: joint draws of a label for each choice."""
         shape = self._extended_shape(Size(sample_shape))
-        (alpha, choices, channel), provenance = untracked(self.alpha, self.choices, self.channel)
-        labels = channel.show(draw_given_choices(alpha, choices.expand(shape)))
+        (alpha, choices), provenance = untracked(self.alpha, self.choices)
+        labels = draw_given_choices(alpha, choices.expand(shape))
         return track_provenance(labels, provenance)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -165,9 +156,7 @@ class ChosenLabels(GraphDistribution):
 
     def log_terms(self, value: Tensor) -> Tensor:
         """``(..., n)``: of each label given those before. Terms of a source make its factor."""
-        values = self.choices, self._labels(value), self.channel
-        (choices, value, channel), provenance = untracked(*values)
-        value = channel.borrow(value)
+        (choices, value), provenance = untracked(self.choices, self._labels(value))
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         # A Pólya urn, because differences of two lgamma lose all digits at large alpha. Labels are
         # exchangeable: it takes them in the order of their nodes.

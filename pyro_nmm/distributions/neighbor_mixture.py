@@ -29,9 +29,8 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration, marginals
 from pyro_nmm.ops.counts import sum_by_graph
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
-from pyro_nmm.ops.marginals import Intervals
 from pyro_nmm.provenance import posterior_values, untracked
-from pyro_nmm.relabel import Channel, check_relabel, entries_at
+from pyro_nmm.relabel import Channel, entries_at
 
 
 class NeighborMixture(GraphDistribution):
@@ -69,8 +68,8 @@ class NeighborMixture(GraphDistribution):
     :param Tensor alpha: ``(..., N, C)`` positive concentrations.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``, not of an
         ``edge_index``: :func:`~pyro_nmm.edge_values` puts values of PyG's edges into it.
-    :param Tensor relabel: permutations ``(num_edges, C)`` or stochastic matrices
-        ``(..., num_edges, C, C)`` that edges apply to labels; see :mod:`pyro_nmm.relabel`.
+    :param Tensor relabel: stochastic matrices ``(..., num_edges, C, C)`` that edges apply to
+        labels; see :mod:`pyro_nmm.relabel`.
     """
 
     shown = "hood", "num_classes"
@@ -105,23 +104,23 @@ class NeighborMixture(GraphDistribution):
         return self.channel.draw(self.hood, c, ChosenLabels(self.alpha, c).sample())
 
     def given(self, c: Tensor) -> ChosenLabels:
-        """:math:`p(y \\mid c)`, given choices ``(..., N)``; edges may permute labels."""
-        check_relabel(self.hood, self.channel, self.num_classes, kinds="permutations")
-        return ChosenLabels(self.alpha, c, self.channel.chosen(self.hood, c))
+        """:math:`p(y \\mid c)`, given choices ``(..., N)``; for edges that keep labels."""
+        self._check_keeps("given")
+        return ChosenLabels(self.alpha, c)
 
     def choices(
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> OrderedConditional:
-        """:math:`q(c \\mid y)`, which the bound is made of; edges may permute labels."""
+        """:math:`q(c \\mid y)`, which the bound is made of; for edges that keep labels."""
+        self._check_keeps("choices")
         arguments = self.hood, self.alpha, self.logits, y, observed, order
-        validate = self._validate_args
-        return OrderedConditional(*arguments, relabel=self.channel, validate_args=validate)
+        return OrderedConditional(*arguments, validate_args=self._validate_args)
 
     def in_order(
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> OrderedConditional | EvidenceConditional:
-        """:meth:`choices`; or :meth:`latents`, if edges relabel by stochastic matrices."""
-        if self.channel.certain:
+        """:meth:`choices`; or :meth:`latents`, if edges relabel."""
+        if self.channel.keeps:
             return self.choices(y, observed, order)
         return self.latents(self.parameters.evidence(y, observed), observed, order)
 
@@ -134,7 +133,7 @@ class NeighborMixture(GraphDistribution):
         arguments = self.hood, self.alpha, self.logits, evidence, observed, order
         relabels = not self.channel.keeps
         q = EvidenceConditional(*arguments, relabels=relabels, validate_args=self._validate_args)
-        shape, num_edges = tuple(q.evidence.shape), self.hood.num_edges
+        shape, num_edges = tuple(q.data.shape), self.hood.num_edges
         if relabels and shape[-2] == self.hood.num_nodes != num_edges:
             raise ValueError(
                 f"evidence of shape {shape} is of nodes' own labels, but edges relabel: give "
@@ -181,23 +180,6 @@ class NeighborMixture(GraphDistribution):
         # A sum over a plate has a term for each element of the batch.
         batch = torch.broadcast_shapes(self.batch_shape, y.shape[:-1])
         return track_provenance(log_probs.expand(*batch, -1), provenance)
-
-    def intervals(self, level: float = 0.9) -> Intervals:
-        r"""Every node's mean label and an interval of ordered labels, such as grey levels, with
-        half of ``1 - level`` beyond each end. A label ``k`` is spread over ``k - 0.5`` to ``k +
-        0.5``, because whole numbers would cover more than ``level``.
-
-        >>> hood, levels = Neighborhood.grid(1, 2), torch.arange(100.0)
-        >>> alpha = (-(levels - torch.tensor([[50.0], [60.0]])).abs() / 5).exp()
-        >>> interval = NeighborMixture(hood, alpha, torch.zeros(4)).intervals()
-        >>> interval.low.round(decimals=2), interval.high.round(decimals=2)
-        (tensor([41.3300, 41.3300]), tensor([68.6600, 68.6600]))
-
-        :return: ``mean``, ``low`` and ``high``, each ``(..., N)``. Cost: :math:`O(E C)`.
-        """
-        self._check_keeps("intervals")
-        parts = marginals.label_intervals(self.hood, self.alpha, self.attention, level)
-        return Intervals(*(part.expand(*self.batch_shape, -1) for part in parts))
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """``(..., P, C, C)``: exact joint distributions of labels of pairs of node ids ``(2, P)``.

@@ -37,10 +37,9 @@ class Parameters:
 
     @classmethod
     def of(
-        cls, hood: Neighborhood, alpha: Tensor, logits: Tensor, relabel: Any = None, *,
-        kinds: str = "",
-    ) -> "Parameters":  # fmt: skip
-        """Checked parameters of a whole graph; ``kinds="permutations"`` refuses matrices."""
+        cls, hood: Neighborhood, alpha: Tensor, logits: Tensor, relabel: Any = None
+    ) -> "Parameters":
+        """Checked parameters of a whole graph."""
         check_hood(hood)
         what, size = "source" if hood.bipartite else "node", hood.num_sources
         shape, note = ("...", size, ("C", 2)), f"one row per {what} and C >= 2 labels"
@@ -50,7 +49,7 @@ class Parameters:
             both = f"{alpha.dtype} and {logits.dtype}"
             raise ValueError(f"alpha and logits must have the same dtype, got {both}")
         check_all_rows(hood)
-        return cls(hood, alpha, logits, check_relabel(hood, relabel, alpha.shape[-1], kinds))
+        return cls(hood, alpha, logits, check_relabel(hood, relabel, alpha.shape[-1]))
 
     def check_values(self) -> None:
         """Refuse bad values. Follows ``validate_args``, because it reads the data."""
@@ -90,14 +89,11 @@ class Parameters:
         rows = self.hood.restrict(observed)
         check_label_range(rows, y.index_select(-1, rows.nodes), self.num_classes)
         y = y if observed is None else y.where(observed, 0)
-        return self.channel.evidence(self.hood, y, self.logits)
+        return self.channel.evidence(self.hood, y)
 
     def entries(self, labels: Tensor) -> Entries:
         """What the rows of ``hood``, without a batch, borrow if they show ``labels``, with a batch
         dimension of one."""
-        if self.channel.certain:
-            data = self.channel.borrowed(self.hood, labels)
-        else:
-            data = self.channel.evidence(self.hood, labels, self.logits)
+        data = labels if self.channel.keeps else self.channel.evidence(self.hood, labels)
         entries = entries_of(self.hood, self.alpha, self.hood.log_softmax(self.logits), data)
         return entries.map(lambda part: part[None])

@@ -29,7 +29,6 @@ from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.gibbs import SweepRecord
 from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
-from pyro_nmm.ops.partners import all_partners, draw_partners, mutual_information
 from pyro_nmm.ops.sampling import draw_from_urns, pick
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import KEEP, Channel
@@ -119,9 +118,9 @@ class Posterior:
         nodes, labels = posterior_values(*self._new("condition", y, observed))
         if len(nodes) == 0 and num_samples is None:
             return self
-        if not self.channel.certain:
+        if not self.channel.keeps:
             part = self.parameters.of_rows(self.hood.take(nodes))
-            check_possible(part.hood, part.channel.evidence(part.hood, labels, self.logits))
+            check_possible(part.hood, part.channel.evidence(part.hood, labels))
         exact, components = self.is_exact and num_samples is None, self.components
         if exact:
             weighted, components = True, components.extended(self.parameters, nodes, labels)
@@ -270,7 +269,7 @@ class Posterior:
         parameters = self.parameters.of_rows(rows)
         query = parameters.logits, flat[:, ~known], parameters.channel
         size, borrowed = enumeration.check_size(rows), self.num_classes**rows.num_rows
-        size *= 1 if self.channel.certain else borrowed * max(1, rows.num_rows)
+        size *= 1 if self.channel.keeps else borrowed * max(1, rows.num_rows)
         numbers = max(size, flat.numel(), len(sources) * self.num_classes)
         for part in blocks(len(self.components), numbers + len(self.nodes)):
             log_prob = self.components.log_weights[part, None]
@@ -339,30 +338,3 @@ class Posterior:
             hits = (self.sample((part.stop - part.start,), union) == label).float()
             counts.append(torch.sparse.mm(inside.T, hits.T).T.round().long())
         return track_provenance(torch.cat(counts), provenance)
-
-    @torch.no_grad()
-    def information_gain(
-        self, nodes: Tensor | None = None, num_partners: int | None = None
-    ) -> Tensor:
-        r"""``(K,)``: the expected information, in nats, that each node's label gives about all
-        labels, for active learning: :math:`H(y_i) + \sum_{j \ne i} I(y_i ; y_j)` over the nodes `j`
-        that share a source with `i`; zero for observed labels. The sum counts information twice
-        that two of these nodes share. :math:`H(y_i)` alone ranks nodes alike if few share a source.
-
-        :param Tensor nodes: ``(K,)`` distinct node ids, default all.
-        :param int num_partners: Estimate the sum without bias from so many random `j` for each `i`,
-            in time linear in the edges. Default: all `j`, at the cost of :meth:`pairwise`.
-        """
-        nodes, free = as_nodes(self.hood, nodes), ~self.observed | self.components.latent
-        if num_partners is None:
-            pairs, scale = all_partners(self.hood, nodes, free)
-        else:
-            check_integers(1, num_partners=num_partners)
-            attention = self.hood.softmax(self.logits.double())
-            options = attention, self.components.alpha.sum(-1), free, num_partners
-            pairs, scale = draw_partners(self.hood, nodes[free[nodes]], *options)
-        gain = torch.special.entr(self.marginals()).sum(-1)
-        for part in blocks(pairs.shape[1], self.num_classes**2):
-            mutual = mutual_information(self.pairwise(pairs[:, part])) * scale[part].to(gain)
-            gain.index_add_(0, pairs[0, part], mutual)
-        return gain[nodes]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
 
-from pyro_nmm import backend
+from pyro_nmm import compiled
 from pyro_nmm.arguments import expect, expect_all
 from pyro_nmm.neighborhood import Neighborhood
 
@@ -20,8 +20,8 @@ def ranks(choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int) -> 
     any; and numbers of choices with their labels, and of choices, after those of all labels."""
     every, size = choices + num_nodes * num_classes, num_nodes * (num_classes + 1)
     keys = torch.stack([torch.add(labels, choices, alpha=num_classes), every])
-    if loops := backend.loops_on(choices.device):
-        return loops.ranks(choices, labels, num_nodes, num_classes), keys
+    if compiled.runs_on(choices.device):
+        return compiled.ranks(choices, labels, num_nodes, num_classes), keys
     # One sorted list for both takes half of the calls to a GPU.
     first = torch.arange(0, len(choices) * size, size, device=keys.device)[:, None]
     key, order = torch.sort((keys + first).flatten(), stable=True)
@@ -130,14 +130,6 @@ class ChoiceGroups:
             same = self._of_labels(self.groups.earlier, chosen)
             return same, self._of_edges(same)
         every, same = self.groups.earlier(chosen.repeat(1, 2)).chunk(2, 1)
-        return same, every
-
-    def later(self, same: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of values ``(B, num_edges)``, with the same label and with any."""
-        if self.size > 1:
-            every = self._of_labels(self.groups.later, every)
-            return self._of_labels(self.groups.later, same), self._of_edges(every)
-        every, same = self.groups.later(torch.cat([every, same], 1)).chunk(2, 1)
         return same, every
 
     def _of_labels(self, sums: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:

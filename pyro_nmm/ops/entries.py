@@ -22,10 +22,10 @@ import torch
 from pyro.ops.provenance import track_provenance
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch_geometric.utils import segment
+from torch_geometric.utils import scatter, segment
 
-from pyro_nmm import backend
-from pyro_nmm.blocks import at_labels
+from pyro_nmm import compiled
+from pyro_nmm.blocks import at_labels, row_blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ChoiceGroups, indicator, on_edges, ranks
 from pyro_nmm.provenance import untracked
@@ -69,9 +69,7 @@ class Draw(NamedTuple):
 
     edges: Tensor
     labels: Tensor
-    #: Of observed labels, how many earlier rows chose an edge's source with its label, and with any
-    #: label: ``(B, num_edges)`` twice.
-    counts: tuple[Tensor, ...] | None = None
+    counts: tuple[Tensor, Tensor] | None = None  #: what its edges met, see :func:`met`
 
 
 def numbers_of(draw: Draw, size: int) -> Tensor:
@@ -150,86 +148,147 @@ class Wide:
     def groups(self) -> ChoiceGroups:
         return ChoiceGroups(self.rows, self.labels, self.num_classes, self.size)
 
-    def chosen(self, numbers: Tensor) -> Tensor:
-        return indicator(numbers, self.rows.num_edges)
+    def counts(self, draw: Draw) -> tuple[Tensor, Tensor]:
+        """What the edges of a draw met, see :func:`met`."""
+        chosen = indicator(numbers_of(draw, self.size), self.rows.num_edges)
+        return self.as_counts(*self.groups.earlier(chosen))
 
-    def numbers(self, draw: Draw) -> Tensor:
-        return numbers_of(draw, self.size)
+    def as_counts(self, same: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
+        """Counts of entries ``(B, num_entries)`` as :func:`met` gives them."""
+        return same.unflatten(1, (-1, self.size)), every[:, :: self.size]
 
     def split(self, numbers: Tensor) -> Draw:
         return draw_of(numbers, self.size, self.labels if self.size == 1 else None)
 
 
-class _Predictive(torch.autograd.Function):
-    # The counts are constants, so the whole sequence is one sum over entries. Its derivative is
-    # written down, because autograd's tape would cost about twice as much.
-
-    @staticmethod
-    def forward(ctx, log_weight, alpha, total, numbers, same_label, any_label, rows):
-        weight = log_weight.exp()
-        below = total + any_label
-        odds = (alpha + same_label).div_(below)
-        predicted = rows.sum(weight * odds).log()
-        log_choice = (
-            odds.gather(1, numbers).log_().add_(picked(log_weight, numbers)).sub_(predicted)
-        )
-        ctx.save_for_backward(weight, odds, below, numbers, predicted)
-        ctx.rows, ctx.shared = rows, [len(t) == 1 for t in (log_weight, alpha, total)]
-        return predicted, log_choice
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, to_predicted, to_choice):
-        weight, odds, below, numbers, predicted = ctx.saved_tensors
-        # d predicted is the mean of d log(weight) under the row's weights, and log_choice is
-        # log(weight) at the chosen entry minus predicted. In place: fresh memory costs more than
-        # arithmetic.
-        share = (to_predicted - to_choice).mul_((-predicted).exp_())
-        to_alpha = share.index_select(1, ctx.rows.row).mul_(weight)
-        to_weight = (to_alpha * odds).scatter_add_(1, numbers, to_choice)
-        above = odds.gather(1, numbers) * below.gather(1, numbers)
-        to_alpha.div_(below).scatter_add_(1, numbers, to_choice / above)
-        to_total = (to_weight / below).neg_()
-        grads = zip((to_weight, to_alpha, to_total), ctx.shared, strict=True)
-        return *(g.sum(0, keepdim=True) if one else g for g, one in grads), *[None] * 4
+#: Entries whose terms are kept for a gradient: half saves no time, twice takes twice the memory,
+#: which is eight numbers an entry.
+KEPT = 2**23
 
 
-class _Compiled(torch.autograd.Function):
-    # The derivative by ``alpha`` includes the one by its total.
-
-    @staticmethod
-    def forward(ctx, log_attention, alpha, evidence, total, rows, draw, loops):
-        entries = Entries(log_attention, alpha, total, evidence, alpha.shape[-1])
-        predicted, log_choice = loops.evaluate(rows, entries, draw)
-        ctx.save_for_backward(*entries[:4], *draw[:2], predicted)
-        ctx.rows, ctx.loops = rows, loops
-        return predicted, log_choice
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, to_predicted, to_choice):
-        *tensors, edges, labels, predicted = ctx.saved_tensors
-        entries = Entries(*tensors, tensors[1].shape[-1])
-        inputs = entries, Draw(edges, labels), predicted, to_predicted, to_choice
-        return *ctx.loops.gradient(ctx.rows, *inputs), *[None] * 4
+def met(rows: Neighborhood, entries: Entries, draw: Draw, part: slice) -> tuple[Tensor, Tensor]:
+    """``(B, e, K)`` and ``(B, e)``: how many earlier rows borrowed the label of an entry from its
+    source, and how many chose this source, for the edges of some rows."""
+    if draw.counts is not None:
+        first, last = (rows.ptr[end].item() for end in (part.start, part.stop))
+        whole = part.stop - part.start == rows.num_rows
+        return draw.counts if whole else tuple(counts[:, first:last] for counts in draw.counts)
+    if compiled.runs_on(rows.device):
+        wanted = on_edges(rows, entries.data) if entries.observed else None
+        return compiled.meet(rows, draw, part, wanted, entries.num_classes)
+    return met(rows, entries, draw._replace(counts=Wide(rows, entries).counts(draw)), part)
 
 
 def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor, Tensor]:
     r"""``(B, num_rows)`` twice, given earlier rows: log-probabilities :math:`f_i` of labels or
     observations, and :math:`\log q(c_i, u_i \mid \cdot)` of draws, the logarithm of one summand of
-    :math:`e^{f_i}` less :math:`f_i`. Differentiable in ``entries``. Cost: :math:`O(B E K)`.
+    :math:`e^{f_i}` less :math:`f_i`. Differentiable in ``entries``, because counts are constants.
+    Cost: :math:`O(B E K)`.
     """
     plain, provenance = untracked(*entries)
     entries, top = shift_evidence(rows, Entries(*plain))
-    loops = None if entries.observed else backend.loops_on(rows.device)
-    if loops:
-        inputs = entries.log_attention, entries.alpha, entries.data, entries.total.detach()
-        predicted, choice = _Compiled.apply(*inputs, rows, draw, loops)
+    number = len(draw.edges) * rows.num_edges * (1 if entries.observed else entries.num_classes)
+    if number <= KEPT:
+        predicted, choice = _Part(rows, entries, draw).terms(*entries[:4])
     else:
-        wide = Wide(rows, entries)
-        numbers = wide.numbers(draw)
-        counts = draw.counts or wide.groups.earlier(wide.chosen(numbers))
-        terms = wide.log_weight, wide.alpha, wide.total
-        predicted, choice = _Predictive.apply(*terms, numbers, *counts, wide.rows)
+        predicted, choice = _InBlocks.apply(*entries[:4], entries.num_classes, rows, draw)
     predicted = predicted if entries.observed else predicted + top
     return track_provenance(predicted, provenance), track_provenance(choice, provenance)
+
+
+class _Part:
+    """Some rows, by default all, of :func:`predictive`."""
+
+    def __init__(
+        self, rows: Neighborhood, entries: Entries, draw: Draw, part: slice | None = None
+    ) -> None:
+        self.observed, self.num_classes = entries.observed, entries.num_classes
+        self.same, self.every = met(rows, entries, draw, part or slice(0, rows.num_rows))
+        self.row, source, first, edges = rows.row, rows.source, 0, slice(None)
+        self.chosen, self.labels = draw[:2]
+        self.num_rows = rows.num_rows
+        if part is not None:
+            first, last = (rows.ptr[end].item() for end in (part.start, part.stop))
+            edges = slice(first, last)
+            self.row, source = self.row[edges] - part.start, source[edges]
+            self.chosen, self.labels = self.chosen[:, part] - first, self.labels[:, part]
+            self.num_rows = part.stop - part.start
+        of_rows = self.row + (0 if part is None else part.start)
+        data = edges if entries.observed or _per_edge(rows, entries.data) else of_rows
+        places = (edges, edges) if entries.observed else (source, source)
+        #: Where ``log_attention``, ``alpha``, ``total`` and ``data`` have the values of the edges.
+        self.places = edges, *places, data
+
+    def terms(self, *entries: Tensor) -> tuple[Tensor, Tensor]:
+        return self.terms_of_edges(*map(_at, entries, self.places))
+
+    def terms_of_edges(
+        self, log_attention: Tensor, alpha: Tensor, total: Tensor, data: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        below = total + self.every
+        if self.observed:
+            place = self.chosen
+            seen = above = alpha + self.same[..., 0]
+        else:
+            place = self.chosen * self.num_classes + self.labels
+            seen = alpha + self.same
+            above = (seen * data.exp()).sum(-1)
+        weight = log_attention.exp() * (above / below)
+        predicted = scatter(weight, self.row, -1, dim_size=self.num_rows, reduce="sum").log()
+        choice = (
+            picked(log_attention, self.chosen)
+            + (picked(seen, place) / picked(below, self.chosen)).log()
+        )
+        if not self.observed:
+            choice = choice + picked(data, place)
+        return predicted, choice - predicted
+
+
+class _InBlocks(torch.autograd.Function):
+    # The gradient computes each block of rows again: memory does not grow with their entries.
+
+    @staticmethod
+    def forward(ctx, log_attention, alpha, total, data, num_classes, rows, draw):
+        entries = Entries(log_attention, alpha, total, data, num_classes)
+        ctx.save_for_backward(*entries[:4], *draw[:2])
+        ctx.rows, ctx.counts, ctx.num_classes = rows, draw.counts, num_classes
+        terms = [part.terms(*entries[:4]) for _, part in _InBlocks.parts(rows, entries, draw)]
+        predicted, choice = (torch.cat(parts, 1) for parts in zip(*terms, strict=True))
+        return predicted, choice
+
+    @staticmethod
+    def parts(rows, entries, draw):
+        size = len(draw.edges) * (1 if entries.observed else entries.num_classes)
+        for part in row_blocks(rows.ptr, size, KEPT):
+            yield part, _Part(rows, entries, draw, part)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, to_predicted, to_choice):
+        *tensors, edges, labels = ctx.saved_tensors
+        entries = Entries(*tensors, ctx.num_classes)
+        draw = Draw(edges, labels, ctx.counts)
+        sums = [torch.zeros_like(t) if t.is_floating_point() else None for t in tensors]
+        for part, block in _InBlocks.parts(ctx.rows, entries, draw):
+            of_edges = [_at(t, place) for t, place in zip(tensors, block.places, strict=True)]
+            some = [k for k, total in enumerate(sums) if total is not None]
+            for k in some:
+                of_edges[k] = of_edges[k].detach().requires_grad_()
+            with torch.enable_grad():
+                terms = block.terms_of_edges(*of_edges)
+            slopes = to_predicted[:, part], to_choice[:, part]
+            gradients = torch.autograd.grad(terms, [of_edges[k] for k in some], slopes)
+            for k, gradient in zip(some, gradients, strict=True):
+                _add_at(sums[k], block.places[k], gradient)
+        return *sums, None, None, None
+
+
+def _at(tensor: Tensor, place: slice | Tensor) -> Tensor:
+    return tensor[:, place] if isinstance(place, slice) else tensor.index_select(1, place)
+
+
+def _add_at(tensor: Tensor, place: slice | Tensor, values: Tensor) -> None:
+    if isinstance(place, slice):
+        tensor[:, place] += values
+    else:
+        tensor.index_add_(1, place, values)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.special import entr
 
-from pyro_nmm import backend
+from pyro_nmm import compiled
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups, indicator
@@ -61,9 +61,8 @@ def entropy_samples(
     :math:`\nabla \log \pi_i`, and :math:`D_i` is the sum of :math:`h` over later rows of the
     component less its mean over the other draws: unbiased, at :math:`O(B E C)`.
     """
-    loops = backend.loops_on(rows.device)
-    if component is None and loops:
-        return _Compiled.apply(alpha, attention, rows, edges, labels, loops)
+    if component is None and compiled.runs_on(rows.device):
+        return _Compiled.apply(alpha, attention, rows, edges, labels)
     groups = Groups(rows.source[None], rows.num_sources)
     concentration = alpha.T.index_select(1, rows.source)  # (C, E), as all that follows
     classes = torch.arange(len(concentration), device=rows.device)
@@ -93,8 +92,8 @@ def entropy_samples(
 
 class _Compiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, alpha, attention, rows, edges, labels, loops):
-        bound, *gradients = loops.entropy_and_gradient(rows, alpha, attention, edges, labels)
+    def forward(ctx, alpha, attention, rows, edges, labels):
+        bound, *gradients = compiled.entropy_and_gradient(rows, alpha, attention, edges, labels)
         ctx.save_for_backward(*gradients)
         return bound
 
@@ -102,7 +101,7 @@ class _Compiled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         to_attention, to_alpha = ctx.saved_tensors
-        return torch.tensordot(grad, to_alpha, 1), grad @ to_attention, *[None] * 4
+        return torch.tensordot(grad, to_alpha, 1), grad @ to_attention, None, None, None
 
 
 def _expected_credit(groups, chosen, counts, attention, mean, above, below, probs) -> Tensor:

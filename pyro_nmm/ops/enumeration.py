@@ -61,7 +61,7 @@ def log_marginal(
 ) -> Tensor:
     r"""``(..., Q)``: :math:`\log p(y_\tau)` of labellings ``(Q, num_rows)``."""
     if not channel.keeps:
-        return _log_shown(rows, alpha, logits, labels, channel.matrices(alpha))
+        return _log_shown(rows, alpha, logits, labels, channel.relabel)
     edges = enumerate_choices(rows)
     some = max(1, 4 * MAX_CHOICES // (len(edges) * max(1, alpha[..., 0, 0].numel())))
     joints = (log_joint(rows, alpha, logits, part, edges) for part in labels.split(some))

@@ -10,9 +10,8 @@ Row after row is drawn anew, given all others,
     p(c_i = j, u_i = k \mid c_{-i}, u_{-i}, w) \propto
         L_{ij} \frac{\alpha_{jk} + s_{jk}^{-i}}{A_j + S_j^{-i}} \, e^{e_{ijk}} .
 
-The tensor code finds a sweep as a fixed point, as :mod:`pyro_nmm.ops.sampling` does: with uniform
-numbers fixed it is a function of new draws of earlier rows and old draws of later rows. On devices
-:func:`sweeps` draws in two blocks in place of it (:mod:`pyro_nmm.ops.two_blocks`).
+This is a loop on the processor, also for tensors of other devices. There :func:`sweeps` draws in
+two blocks in place of it (:mod:`pyro_nmm.ops.two_blocks`).
 
 [1] Jun S. Liu (1994) "The Collapsed Gibbs Sampler in Bayesian Computations with Applications to a
 Gene Regulation Problem", Journal of the American Statistical Association 89,
@@ -26,16 +25,15 @@ from typing import NamedTuple
 import torch
 from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
-from torch.nn.functional import one_hot
 
-from pyro_nmm import backend
+from pyro_nmm import compiled
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import two_blocks
 from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.diagnostics import effective_size
-from pyro_nmm.ops.entries import Draw, Entries, Wide, draw_of, numbers_of, shift_evidence
-from pyro_nmm.ops.sampling import settle, uniforms_of
+from pyro_nmm.ops.entries import Draw, Entries, draw_of, numbers_of, shift_evidence
+from pyro_nmm.ops.sampling import uniforms_of
 
 
 class Sweeps(NamedTuple):
@@ -50,25 +48,14 @@ class Sweeps(NamedTuple):
 def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) -> Sweeps:
     """Sweeps of ``B`` chains with uniforms ``(S, B, num_rows)`` in float64, :math:`O(S B E C)`."""
     entries, _ = shift_evidence(rows, entries)
-    if loops := backend.loops_on(rows.device):
-        edges, labels, visits, totals = loops.sweep(rows, entries, draw, uniforms)
-        return Sweeps(Draw(edges, labels), visits, totals)
-    wide = Wide(rows, entries)
-    numbers, visited, attention = wide.numbers(draw), [], wide.log_weight.double().exp()
-    for part in uniforms:
-        chosen = wide.chosen(numbers)
-        same, every = wide.groups.later(chosen, chosen)
-        weights = attention, wide.alpha + same, wide.total + every
-        numbers, *_ = settle(wide.rows, wide.groups, *weights, part, numbers)
-        visited.append(one_hot(wide.split(numbers).labels, entries.num_classes).int())
-    there = torch.stack(visited, 1)  # (B, S, num_rows, C)
-    return Sweeps(wide.split(numbers), *(there.sum(dim, dtype=torch.int32) for dim in (1, 2)))
+    edges, labels, visits, totals = compiled.sweep(rows, entries, draw, uniforms)
+    return Sweeps(Draw(edges, labels), visits, totals)
 
 
 @torch.no_grad()
 def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) -> Sweeps:
     """Sweeps of ``B`` chains: :func:`sweep` on the processor, and two blocks on devices."""
-    if not two_blocks.runs_on(rows.device):
+    if compiled.runs_on(rows.device):
         return sweep(rows, entries, draw, uniforms_of(rows, num_sweeps, len(draw.edges)))
     entries, _ = shift_evidence(rows, entries)
     both, size = two_blocks.TwoBlocks.of(rows, entries), entries.num_classes

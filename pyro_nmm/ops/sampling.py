@@ -16,7 +16,7 @@ of Statistics 1, https://doi.org/10.1214/aos/1176342372.
 import torch
 from torch import Tensor
 
-from pyro_nmm import backend
+from pyro_nmm import compiled
 from pyro_nmm.blocks import blocks, gather
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ChoiceGroups, Groups, indicator
@@ -58,7 +58,7 @@ def draw_by_sweeps(rows: Neighborhood, entries: Entries, uniforms: Tensor) -> Dr
     """The sequential draw as a fixed point, on any device. Cost: :math:`O(B E)` a sweep."""
     wide = Wide(rows, entries)
     numbers, *counts = _draw_entries(wide, uniforms)
-    return wide.split(numbers)._replace(counts=tuple(counts) if entries.observed else None)
+    return wide.split(numbers)._replace(counts=wide.as_counts(*counts))
 
 
 def _draw_entries(wide: Wide, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,30 +101,30 @@ def unchanged(sweep: int, *pairs: tuple[Tensor, Tensor]) -> bool:
 
 def settle(
     rows: Neighborhood, groups: ChoiceGroups, attention: Tensor, alpha: Tensor, total: Tensor,
-    uniforms: Tensor, start: Tensor | None = None,
+    uniforms: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Chosen edges ``(B, num_rows)``, and the counts of earlier rows that their edges saw."""
-    edges, sweep, above, below = start, 0, alpha, total
-    if edges is not None:
-        same, every = groups.earlier(indicator(edges, rows.num_edges))
-        above, below, sweep = alpha + same, total + every, 1
+    edges, sweep = pick(rows, attention * (alpha / total), uniforms), 0
     while True:
-        new = pick(rows, attention * (above / below), uniforms)
-        if edges is not None and unchanged(sweep, (new, edges)):
+        same, every = groups.earlier(indicator(edges, rows.num_edges))
+        new = pick(rows, attention * ((alpha + same) / (total + every)), uniforms)
+        sweep += 1
+        if unchanged(sweep, (new, edges)):
             return edges, same, every
         edges = new
-        same, every = groups.earlier(indicator(edges, rows.num_edges))
-        above, below = alpha + same, total + every
-        sweep += 1
 
 
-def draw_entries(rows: Neighborhood, entries: Entries, uniforms: Tensor) -> Draw:
-    """The sequential draw with uniforms ``(B, num_rows)`` in float64, in :math:`O(B E K)`."""
-    with torch.no_grad():
-        entries, _ = shift_evidence(rows, Entries(*untracked(*entries)[0]))
-        if loops := backend.loops_on(rows.device):
-            return Draw(*loops.draw(rows, entries, uniforms))
+@torch.no_grad()
+def draw_entries(
+    rows: Neighborhood, entries: Entries, uniforms: Tensor, keep: bool = False
+) -> Draw:
+    """The sequential draw with uniforms ``(B, num_rows)`` in float64, in :math:`O(B E K)`;
+    ``keep`` the counts that it met."""
+    entries, _ = shift_evidence(rows, Entries(*untracked(*entries)[0]))
+    if not compiled.runs_on(rows.device):
         return draw_by_sweeps(rows, entries, uniforms)
+    edges, labels, *counts = compiled.draw(rows, entries, uniforms, keep)
+    return Draw(edges, labels, tuple(counts) or None)
 
 
 #: On a CPU urns take a third of the time of z from about so many labels on.

@@ -24,23 +24,16 @@ from collections.abc import Callable
 from enum import StrEnum
 from math import prod
 
-import torch
 from pyro.distributions.score_parts import ScoreParts
 from torch import Tensor
-from torch.nn.functional import pad
 
-from pyro_nmm import backend
-from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups
-from pyro_nmm.ops.entries import Draw, Entries, Wide, edge_evidence, shift_evidence
-from pyro_nmm.provenance import untracked
 
 
 class ScoreEstimator(StrEnum):
     """What a choice is charged with in the gradient, see :class:`OrderedConditional`."""
 
     REWARD_TO_GO = "reward_to_go"  #: unbiased
-    ONE_STEP_CREDIT = "one_step_credit"  #: nearly so, with far less variance
     NO_SCORE = "no_score"  #: without the score, as in EM
     REINFORCE = "reinforce"  #: textbook REINFORCE
 
@@ -66,45 +59,6 @@ def score_parts(
 def costs_to_go(component: Tensor, log_label: Tensor) -> Tensor:
     r"""``(B, n)``: :math:`D_i = \sum_{i' > i} f_{i'}` over the rows of row ``i``'s component."""
     return Groups(component[None], len(component)).later(log_label.double())
-
-
-def one_step_credits(rows: Neighborhood, entries: Entries, draw: Draw, predicted: Tensor) -> Tensor:
-    r"""``(B, n)`` double: :math:`D_i = \sum_{i' > i : j \in n(i')} f_{i'} - f_{i'}^{\setminus i}`,
-    the direct effect of the count of :math:`(c_i, u_i) = (j, k)` on later rows with neighbour
-    :math:`j`, given :math:`f`. Cost: :math:`O(B E K)` in loops.
-
-    A row whose edge to :math:`j` has an entry of :math:`k` changes by another value than a row
-    without one, so these are two sums over the later edges of :math:`j`.
-    """
-    plain = Entries(*untracked(*entries)[0])
-    plain = plain.map(lambda part: part.double() if part.is_floating_point() else part)
-    entries, top = shift_evidence(rows, plain)
-    predicted = predicted - top
-    if loops := backend.loops_on(rows.device):
-        return loops.credits(rows, entries, draw, predicted)
-    wide = Wide(rows, entries)
-    numbers = wide.numbers(draw)
-
-    def by_edge(part: Tensor) -> Tensor:
-        return part.unflatten(1, (rows.num_edges, wide.size))
-
-    likelihood = torch.ones(1, 1, 1, dtype=torch.double, device=rows.device)
-    if not entries.observed:
-        likelihood = edge_evidence(rows, entries.data).exp()
-    same, every = map(by_edge, draw.counts or wide.groups.earlier(wide.chosen(numbers)))
-    every = every[..., :1]
-    above = ((by_edge(wide.alpha) + same) * likelihood).sum(-1, keepdim=True)
-    below = by_edge(wide.total)[..., :1] + every
-    scale = entries.log_attention.exp() / predicted.double().exp().index_select(1, rows.row)
-    now, scale = above / below, scale[..., None]
-    # Where no earlier row has made the draw, no count can be taken away.
-    fewer = (below - 1).where(every > 0, below)
-    other = -torch.log1p(scale * (above / fewer - now))
-    equal = (above - likelihood).where(same > 0, above)
-    equal = -torch.log1p(scale * (equal / fewer - now))
-    once = pad(other, (0, wide.size - 1))  # of an edge, not of each of its entries
-    later = wide.groups.later((equal - other).flatten(1), once.flatten(1))
-    return sum(later).gather(1, numbers)  # type: ignore[union-attr]
 
 
 def others_mean(costs: Tensor, dims: list[int]) -> Tensor | None:

@@ -34,12 +34,6 @@ from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import Entries, edge_evidence
 
 
-def runs_on(device: torch.device) -> bool:
-    """Whether sweeps on a device are in two blocks: on all but the processor, which has no calls to
-    save, and takes row after row at the cost of a block."""
-    return device.type != "cpu"
-
-
 class TwoBlocks(NamedTuple):
     """Entries of rows, numbered ``edge * size + k``, with batch dimensions of one or ``B`` last."""
 

@@ -261,7 +261,6 @@ def consensus(there):
     assert torch.equal(found.predict().cpu()[seen], HALF[seen])
     assert found.summary()
     yield from (found.probs, found.entropy(), accuracy(found).mean)
-    yield found.information_gain()
 
 
 #: What draws on a device, and leaves finite values there.

@@ -23,7 +23,7 @@ from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture, Ordered
 
 GOLDEN = Path(__file__).parent / "golden.json"
 KINDS = "labels", "permuted", "matrices", "evidence", "edge evidence"
-ESTIMATORS = "reward_to_go", "one_step_credit"
+ESTIMATORS = "reward_to_go", "no_score"
 NUM_CASES = 200
 NUM_UNIFORMS = 4096
 #: Orders of addition, loops and tensors agree to 1e-12 here: other processors may add otherwise.
@@ -74,7 +74,8 @@ def new_case(number):
     }
     case["order"] = random.permutation(case["observed"].nonzero()[0])
     if kind == "permuted":
-        case["relabel"] = np.stack([random.permutation(size) for _ in range(hood.num_edges)])
+        labels = np.stack([random.permutation(size) for _ in range(hood.num_edges)])
+        case["relabel"] = np.eye(size)[labels]
     elif kind == "matrices":
         case["relabel"] = random.dirichlet(np.ones(size), (hood.num_edges, size))
     elif "evidence" in kind:
@@ -97,15 +98,15 @@ def answers(case, estimator):
     relabel, evidence = case.get("relabel"), case.get("evidence")
     mix = NeighborMixture(hood, alpha, logits, relabel)
     found = {}
-    if evidence is not None or (relabel is not None and relabel.dim() == 3):
-        q = mix.in_order(y, observed, order) if evidence is None else None
-        evidence = q.evidence if evidence is None else evidence
-        q = EvidenceConditional(
-            hood, alpha, logits, evidence, observed, order, estimator, relabels=q is not None
-        )
+    given = hood, alpha, logits
+    if relabel is not None:
+        evidence = mix.in_order(y, observed, order).data
+    if evidence is None:
+        q = OrderedConditional(*given, y, observed, order, estimator)
     else:
-        q = OrderedConditional(hood, alpha, logits, y, observed, order, estimator, relabel)
-    latent = isinstance(q, EvidenceConditional)
+        relabels = relabel is not None
+        q = EvidenceConditional(*given, evidence, observed, order, estimator, relabels=relabels)
+    hints = q.latent and not q.relabels
     with stored_numbers():
         draw = q.sample((2,))
         found["draw"] = draw
@@ -120,22 +121,19 @@ def answers(case, estimator):
         if mix.batch_shape or y.dim() > 1:
             return found
         found["marginals"] = mix.marginals()
-        if not (latent and q.relabels):
-            posterior = {"num_samples": 6, "weighted": True}
-            if latent:
-                posteriors = {"draws": q.posterior(**posterior)}
-                posteriors["chains"] = q.posterior(3, num_sweeps=4)
-            else:
-                posteriors = {"draws": mix.condition(y, observed, **posterior)}
-            for name, posterior in posteriors.items():
-                found[name] = posterior.marginals()
-                pair = torch.tensor([[0], [hood.num_nodes - 1]])
-                found[f"{name}, pairs"] = posterior.pairwise(pair)
-                found[f"{name}, joint"] = posterior.log_marginal(pair[:1, 0], y[:1])
-        if latent:
+        posterior = {"num_samples": 6, "weighted": True}
+        if hints:
+            posteriors = {"draws": q.posterior(**posterior)}
+            posteriors["chains"] = q.posterior(3, num_sweeps=4)
             found["likelihood"] = q.log_likelihood(4)
         else:
+            posteriors = {"draws": mix.condition(y, observed, **posterior)}
             found["likelihood"] = mix.log_likelihood(y, observed, None, 4, order=hood.nodes)
+        for name, posterior in posteriors.items():
+            found[name] = posterior.marginals()
+            pair = torch.tensor([[0], [hood.num_nodes - 1]])
+            found[f"{name}, pairs"] = posterior.pairwise(pair)
+            found[f"{name}, joint"] = posterior.log_marginal(pair[:1, 0], y[:1])
     return found
 
 

@@ -62,7 +62,7 @@ QUERIES = {
     "prior of choices": lambda mix, y: NeighborChoice(mix.hood, mix.logits).log_prob(chosen(mix)),
     "choices": lambda mix, y: mix.choices(y, order=ORDER).sample((2,)),
     "conditional": lambda mix, y: mix.choices(y, order=ORDER).log_prob(chosen(mix)),
-    "labels": lambda mix, y: mix.choices(y, order=ORDER).log_labels(chosen(mix)),
+    "labels": lambda mix, y: mix.choices(y, order=ORDER).log_terms(chosen(mix)),
     "urn": lambda mix, y: mix.given(chosen(mix)).log_prob(y),
     "program": lambda mix, y: poutine.trace(nmm).get_trace(
         mix.hood, mix.alpha, mix.logits, y).nodes["y"]["value"],
@@ -184,7 +184,7 @@ def test_a_hub_of_degree_ten_thousand(kernels):
     loss, *found = gradients(hood, alpha, logits, y, num_particles=2)
     assert all(gradient.isfinite().all() for gradient in found)
     double = OrderedConditional(hood, alpha.double(), logits.double(), y)
-    bound = -double.log_labels(double.sample((2,))).sum(-1).mean()
+    bound = -double.log_terms(double.sample((2,))).sum(-1).mean()
     assert abs(loss / bound - 1) < 0.02
 
 

@@ -43,7 +43,6 @@ QUERIES = {
     "sample": lambda p: p.sample((3,), below(TWO)),
     "predict": lambda p: p.predict(below(TWO)),
     "joint": lambda p: p.predict(below(TWO), "joint"),
-    "information_gain": lambda p: p.information_gain(below(TWO)),
     "pairwise": lambda p: p.pairwise(below(TWO[:, None])),
     "counts": lambda p: p.counts([below(TWO), [0]], label=1, num_samples=5),
     "log_marginal, nodes": lambda p: p.log_marginal(below(TWO), TWO.new_tensor([0, 1])),

@@ -283,7 +283,7 @@ def test_latent_labels_above_the_ordered_guide():
         bounds = []
         for order in itertools.permutations(range(3)):
             q = OrderedConditional(HOOD, alpha, logits, y, order=torch.tensor(order))
-            bounds.append((q.log_prob(every).exp() * q.log_labels(every).sum(-1)).sum())
+            bounds.append((q.log_prob(every).exp() * q.log_terms(every).sum(-1)).sum())
         evidence = dist.Normal(y.to(hint.dtype), 1.0).log_prob(hint).sum()
         loss = loss - own.exp() * (torch.stack(bounds).mean() + evidence - own)
     (exact,) = torch.autograd.grad(loss, odds)

@@ -314,8 +314,6 @@ POSTERIORS = [
     (lambda: posterior().counts(ids(0, 1), label=1), r"sets must be a sequence.*\[nodes\]"),
     (lambda: posterior().counts([ids(0)], 1, num_samples=0), "num_samples must be .*at least 1"),
     (lambda: posterior().sample((2,), ids(1, 1)), "nodes must be distinct"),
-    (lambda: posterior().information_gain(ids(7)), "nodes holds node id 7"),
-    (lambda: posterior().information_gain(num_partners=0), "num_partners must .*least 1, got 0"),
     (lambda: AveragedPosterior([]), "members must hold a posterior"),
     (lambda: AveragedPosterior([posterior(), large().prior(2)]), r"members must be of one graph"),
     (lambda: AveragedPosterior([posterior(), mixture().prior()]), "be given the same labels"),

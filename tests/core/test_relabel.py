@@ -102,7 +102,7 @@ def test_edges_that_keep_labels_change_nothing():
         torch.manual_seed(1)
         q = OrderedConditional(hood, alpha, logits, y, order=order, relabel=relabel)
         c = q.sample((20,))
-        values.append([c, q.log_prob(c), q.log_labels(c), q.borrowed(c)])
+        values.append([c, q.log_prob(c), q.log_terms(c), q.borrowed(c)])
     assert all(map(torch.equal, *values))
     plain = NeighborMixture(hood, alpha, logits)
     for relabel in (keep, torch.eye(3).expand(hood.num_edges, -1, -1)):
@@ -178,7 +178,7 @@ def test_terms_of_the_bound(kernels):
         evidence = swaps.mixture(weight).parameters.evidence(swaps.y)
         arguments = swaps.hood, swaps.alpha, swaps.logits, evidence
         q = EvidenceConditional(*arguments, order=order)
-        return q.log_evidence(value).sum() + q.log_prob(value).sum().sin()
+        return q.log_terms(value).sum() + q.log_prob(value).sum().sin()
 
     swaps.check(bound)
     (found,) = grad(swaps.mixture(swaps.weight).elbo(swaps.y, num_samples=5).sum(), swaps.weight)

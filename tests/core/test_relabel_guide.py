@@ -61,7 +61,7 @@ class Program:
 
         def bound(order):
             q = EvidenceConditional(*arguments, evidence, order=order)
-            log_q, bounds = q.log_prob(value), q.log_evidence(value).sum(-1)
+            log_q, bounds = q.log_prob(value), q.log_terms(value).sum(-1)
             there = log_q.isfinite()
             return (log_q[there].exp() * bounds[there]).sum()
 

@@ -71,7 +71,7 @@ class Problem:
 
         def bound(order):
             q = OrderedConditional(*given, order)
-            return (q.log_prob(choices).exp() * (q.log_labels(choices).sum(-1) + rest)).sum()
+            return (q.log_prob(choices).exp() * (q.log_terms(choices).sum(-1) + rest)).sum()
 
         return -mean_over_orders(rows.nodes, bound)
 
@@ -220,7 +220,7 @@ def test_em_gradient_is_the_direct_part():
     q = OrderedConditional(
         problem.hood, problem.log_alpha.exp(), problem.logits, problem.y, problem.observed
     )
-    loss = -q.log_labels(q.sample((4,))).sum(-1).mean()
+    loss = -q.log_terms(q.sample((4,))).sum(-1).mean()
     direct = torch.cat([g.flatten() for g in torch.autograd.grad(loss, problem.leaves)])
     torch.testing.assert_close(grad, direct)
 
@@ -253,7 +253,7 @@ def test_provenance_survives():
             if estimator is ScoreEstimator.REINFORCE:  # as of stock distributions: no entropy term
                 assert parts.entropy_term == 0
                 parts = parts[:2]
-            parts = [*parts, q.log_prob(c), q.log_labels(c)]
+            parts = [*parts, q.log_prob(c), q.log_terms(c)]
             for part in parts:
                 assert get_provenance(part) == frozenset("cp"), (name, estimator)
                 grads = torch.autograd.grad(part.sum(), (alpha, logits), retain_graph=True)

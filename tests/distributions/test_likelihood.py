@@ -45,7 +45,7 @@ def queries():
     for name, evidence in (("evidence", hints), ("evidence of edges", of_edges)):
         q = mix.latents(evidence, torch.arange(5) != 2)
         value = everything(q.observed_rows, 2)
-        total = (q.log_prob(value) + q.log_evidence(value).sum(-1)).logsumexp(0)
+        total = (q.log_prob(value) + q.log_terms(value).sum(-1)).logsumexp(0)
         found[name] = q.log_likelihood, total
     certain = one_hot(y, 2).double().log()
     nodes = torch.cat([GIVEN.nonzero()[:, 0], OBSERVED.nonzero()[:, 0]])

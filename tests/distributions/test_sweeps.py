@@ -17,9 +17,8 @@ from pyro import poutine
 from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
-from pyro_nmm import Neighborhood, NeighborMixture, backend
+from pyro_nmm import Neighborhood, NeighborMixture, compiled
 from pyro_nmm.models import nmm
-from pyro_nmm.ops import two_blocks
 from pyro_nmm.ops.gibbs import sweeps
 from pyro_nmm.ops.sampling import draw_entries
 
@@ -111,7 +110,7 @@ def test_sweeps(case, way):
 @pytest.mark.parametrize("case", ["labels", "evidence"])
 def test_concentrations_of_all_sizes(monkeypatch, case, concentration, dtype):
     """Variates of small ones underflow. Of large ones a count is a small part."""
-    monkeypatch.setattr(two_blocks, "runs_on", lambda device: True)
+    monkeypatch.setattr(compiled, "DEVICES", set())
     q, evidence = problem(case, concentration, dtype)
     states, probs = enumerated(q, evidence)
     exact = as_values(q, states[probs.multinomial(SIZE, replacement=True)])
@@ -129,7 +128,7 @@ def test_long_runs_in_two_blocks(monkeypatch, observed):
     q = getattr(NeighborMixture(hood, alpha, logits), "choices" if observed else "latents")(data)
     found = []
     for blocks in (False, True):
-        monkeypatch.setattr(two_blocks, "runs_on", lambda device, blocks=blocks: blocks)
+        monkeypatch.setattr(compiled, "DEVICES", set() if blocks else {"cpu"})
         value, sums = q.sweep(q.sample((num_chains,)), 20), []
         for _ in range(30):
             value = q.sweep(value, 2)
@@ -143,7 +142,7 @@ def test_long_runs_in_two_blocks(monkeypatch, observed):
 @pytest.mark.parametrize("observed", [True, False])
 def test_what_two_blocks_count(monkeypatch, observed):
     """Visits and totals of every sweep, and edges that lead to the labels."""
-    monkeypatch.setattr(two_blocks, "runs_on", lambda device: True)
+    monkeypatch.setattr(compiled, "DEVICES", set())
     q, _ = problem("permutations" if observed else "evidence of edges")
     entries = q._constants(q.batch_shape)
     draw = draw_entries(q.rows, entries, torch.rand(5, 4))
@@ -156,26 +155,6 @@ def test_what_two_blocks_count(monkeypatch, observed):
         assert torch.equal(
             entries.data.expand(5, -1).gather(1, found.draw.edges), found.draw.labels
         )
-
-
-def test_sweeps_of_tensors(monkeypatch):
-    monkeypatch.setattr(backend, "compiled", None)
-    check_sweeps("evidence")
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_loops_and_tensors_agree(monkeypatch, case):
-    if backend.compiled is None:
-        pytest.skip("needs numba")
-    q, _ = problem(case)
-    start, found = q.sample((6,)), []
-    for compiled in (backend.compiled, None):
-        monkeypatch.setattr(backend, "compiled", compiled)
-        torch.manual_seed(3)
-        found.append(q.sweep(start, 5))
-    assert torch.equal(*found)
-    assert not torch.equal(found[0], start)
-    assert q.support.check(found[0]).all()
 
 
 def test_elements_of_a_batch(way):

@@ -15,9 +15,8 @@ from pyro.infer import HMC, MCMC, NUTS
 from pyro.infer.mcmc import RandomWalkKernel
 from scipy.special import logsumexp
 from scipy.stats import norm
-from shared_fixtures import COMPILED
 
-from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional, backend, blocks
+from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.guides import FieldGibbs
 from pyro_nmm.guides.proposals import MOST, Proposals
 from pyro_nmm.models import nmm, node_plate
@@ -305,22 +304,6 @@ def test_weights_of_annealing(latent):
     there, back = flows[0], flows[1].mT
     error = (there.var(0) / len(there) + back.var(0) / len(back)).sqrt()
     assert ((there.mean(0) - back.mean(0)) / error).square().sum() < 60
-
-
-@pytest.mark.parametrize("latent", [False, True])
-def test_annealing_without_compiled_loops(latent, kernels, monkeypatch):
-    given = (EvidenceConditional, torch.stack([-X, X], -1)) if latent else (OrderedConditional, Y)
-    (start, end), found = ends(*given), []
-    draws = start.sample((50,))
-    for most in (blocks.NUMBERS, blocks.NUMBERS, 400):  # also in parts of two sweeps
-        monkeypatch.setattr(blocks, "NUMBERS", most)
-        torch.manual_seed(0)
-        found.append(start.anneal(draws, end, 3))
-        monkeypatch.setattr(backend, "compiled", COMPILED)
-    assert found[0].rise.abs().max() > 0
-    for other in found[1:]:
-        assert torch.equal(found[0].states, other.states)
-        torch.testing.assert_close(found[0][1:], other[1:])
 
 
 def test_fields_that_move_together():

@@ -111,7 +111,7 @@ def test_gradient_of_the_bound():
     part = mix.written_out(0, 0)
     q = part.choices(y[0, 0], order=torch.arange(2))
     c = q.sample((20_000,))
-    [exact] = torch.autograd.grad(q.log_labels(c).sum(-1).mean(), mix.alpha.mean)
+    [exact] = torch.autograd.grad(q.log_terms(c).sum(-1).mean(), mix.alpha.mean)
     torch.testing.assert_close(one.sum(0)[0], exact.sum(0)[0], rtol=0.03, atol=1e-3)
 
 

@@ -185,9 +185,9 @@ def test_gradient_of_the_conditional_bound(kind):
 
     rows = [hood.source[hood.ptr[i] : hood.ptr[i + 1]].tolist() for i in range(4)]
     every, q = torch.tensor(list(itertools.product(*rows))), conditional()
-    exact = gradient((q.log_prob(every).exp() * q.log_labels(every)[:, 2:].sum(-1)).sum())
+    exact = gradient((q.log_prob(every).exp() * q.log_terms(every)[:, 2:].sum(-1)).sum())
     weights = q.log_prob(every).detach().exp()
-    direct = gradient((weights * conditional().log_labels(every)[:, 2:].sum(-1)).sum())
+    direct = gradient((weights * conditional().log_terms(every)[:, 2:].sum(-1)).sum())
     draws = torch.stack([gradient(surrogate(conditional(), 2, 20)) for _ in range(100)])
     error = draws.std(0) / len(draws) ** 0.5
     assert ((draws.mean(0) - exact).abs() < 4 * error).all()

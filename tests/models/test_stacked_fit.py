@@ -66,7 +66,7 @@ def test_fit_finds_sharing_and_maximises_its_objective():
     def objective():
         q = OrderedConditional(hood, *stacked(hood, scores), y, train | held_out, order=order)
         torch.manual_seed(1)
-        bound = q.log_labels(q.sample((400,)))[:, 200:].sum(-1).mean()
+        bound = q.log_terms(q.sample((400,)))[:, 200:].sum(-1).mean()
         return (bound + log_prior(stacked, prior)).item()
 
     best = objective()

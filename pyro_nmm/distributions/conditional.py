@@ -1,11 +1,9 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What both conditionals share: draws in an order, Gibbs sweeps, and the bound's gradient."""
+"""What both conditionals are: draws in an order, Gibbs sweeps, and the bound with its gradient."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from pyro.distributions.score_parts import ScoreParts
@@ -13,6 +11,7 @@ from pyro.infer import RenyiELBO
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 
+from pyro_nmm import compiled
 from pyro_nmm.arguments import as_expected, as_member, check_integers
 from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
@@ -26,11 +25,14 @@ from pyro_nmm.ops import gibbs, score_costs, two_blocks
 from pyro_nmm.ops.annealing import Annealed, anneal
 from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import (
+    KEPT,
     Draw,
     Entries,
     draw_of,
     entries_of,
     evidence_entries,
+    numbers_of,
+    picked,
     predictive,
     shift_evidence,
 )
@@ -38,41 +40,37 @@ from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 from pyro_nmm.provenance import untracked
 
 
-class InOrder(GraphDistribution):
-    """The observed rows in their order, the last draw, and the gradient of the bound."""
+class Conditional(GraphDistribution):
+    """Choices of the observed nodes given labels ``(..., N)``, or choices and labels given evidence
+    ``(..., N, C)`` or ``(..., num_edges, C)``: :class:`OrderedConditional` and
+    :class:`EvidenceConditional`."""
 
     shown = "observed_rows", "num_classes", "estimator"
-    alpha: Any  #: a table if labels are latent
 
     def __init__(
-        self,
-        parameters: Parameters,
-        data_shape: Size,  # the batch shape of the labels or the evidence
-        arrangement: tuple[Tensor | None, Tensor | None, str],  # observed, order, estimator
-        columns: tuple[int, ...] = (),  # (2,) for samples of choices and labels
-        *,
-        validate_args=None,
-    ) -> None:
-        self.hood, (observed, order, estimator) = parameters.hood, arrangement
-        self.observed_rows = self.hood.restrict(observed)
-        size = self.observed_rows.num_rows
-        if order is not None:
-            self._position = order_to_rows(self.observed_rows, order)
-        elif not two_blocks.runs_on(self.hood.device):
-            self._position = torch.randperm(size, device=self.hood.device)
-        self.estimator = as_member(score_costs.ScoreEstimator, estimator=estimator)
+        self, parameters: Parameters, data: Tensor, observed: Tensor | None, order: Tensor | None,
+        estimator: str, *, validate_args=None,
+    ) -> None:  # fmt: skip
+        self.hood, self.data, self.latent = parameters.hood, data, data.is_floating_point()
         self.alpha, self.logits = parameters.alpha, parameters.logits
         self.num_classes = parameters.num_classes
-        self._last_draw = LastCall()
-        self._parameter_shape = torch.broadcast_shapes(parameters.batch_shape, data_shape)
-        shapes = self._parameter_shape, Size([*columns, size])
-        super().__init__(*shapes, validate_args=validate_args)
+        self.observed_rows = self.hood.restrict(observed)
+        if order is not None:
+            self._position = order_to_rows(self.observed_rows, order)
+        elif compiled.runs_on(self.hood.device):
+            _ = self._position
+        self.estimator = as_member(score_costs.ScoreEstimator, estimator=estimator)
+        self._last_draw, self._last_values = LastCall(), LastCall()
+        batch, size = data.shape[: -2 if self.latent else -1], self.observed_rows.num_rows
+        self._parameter_shape = torch.broadcast_shapes(parameters.batch_shape, batch)
+        event_shape = Size([2, size] if self.latent else [size])
+        super().__init__(self._parameter_shape, event_shape, validate_args=validate_args)
         if self._validate_args:
             parameters.check_values()
 
     @derived
     def _position(self) -> Tensor:
-        # Of a random order on a device, where sweeps in two blocks need none.
+        # Of a random order; on a device not before it is asked for: two blocks need none.
         return torch.randperm(self.observed_rows.num_rows, device=self.hood.device)
 
     @derived
@@ -90,11 +88,6 @@ class InOrder(GraphDistribution):
         """``(n,)`` observed node ids in the order of the draw."""
         return self.rows.nodes
 
-    @derived
-    def _data(self) -> Tensor:
-        """Observed labels or evidence of :attr:`rows`."""
-        return self._data_of(self.rows)
-
     def expand(self, batch_shape, _instance=None):
         _ = self.rows  # in the same order
         return super().expand(batch_shape, _instance)
@@ -103,33 +96,67 @@ class InOrder(GraphDistribution):
         _ = self._position  # of the copy, too
         return dict(vars(self))
 
-    @abstractmethod
-    def _data_of(self, rows: Neighborhood) -> Tensor:
-        """Observed labels or evidence of rows or of their edges."""
-
-    @abstractmethod
-    def _columns(self, draw: Draw) -> Tensor:
-        """A draw as samples ``(B, ..., n)`` in the order of the draw."""
-
-    @abstractmethod
-    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
-        """The draw that yields samples, and a mask of draws that no row can make."""
+    def data_of(self, rows: Neighborhood) -> Tensor:
+        """Labels ``(..., n)`` or evidence ``(..., n or e, C)`` of some rows."""
+        if not self.latent:
+            y = self.data
+            return rows.last_labels.get((y,), lambda: y.index_select(-1, rows.nodes))
+        of_nodes = self.data.shape[-2] == self.hood.num_nodes
+        return self.data.index_select(-2, rows.nodes if of_nodes else rows.edge)
 
     @derived
     def _entries(self) -> Entries:
         log_attention = self.rows.log_softmax(self.logits.index_select(-1, self.rows.edge))
-        return entries_of(self.rows, self.alpha, log_attention, self._data)
+        return entries_of(self.rows, self.alpha, log_attention, self.data_of(self.rows))
 
     def _flat(self, shape: Size) -> Entries:
         """Entries with one batch dimension."""
-        event_dims = iter((1, 1, 1, 1) if self._entries.observed else (1, 2, 1, 2))
+        event_dims = iter((1, 2, 1, 2) if self.latent else (1, 1, 1, 1))
         return self._entries.map(lambda part: flatten(part, shape, next(event_dims)))
 
     def _constants(self, shape: Size) -> Entries:
         return self._flat(shape).map(lambda part: untracked(part.detach())[0][0])
 
+    def _shape_of(self, value: Tensor) -> Size:
+        """The batch shape of samples and parameters together."""
+        batch = value.shape[: value.dim() - len(self.event_shape)]
+        return torch.broadcast_shapes(batch, self.batch_shape)
+
+    def _whole(self, value: Tensor, shape: Size) -> Tensor:
+        """Samples ``(B, ..., n)`` of one batch dimension."""
+        flat = flatten(value, shape, len(self.event_shape))
+        return flat.expand(shape.numel(), *self.event_shape)
+
+    def _found(self, rows: Neighborhood, value: Tensor) -> tuple[Draw, Tensor]:
+        """Edges and latent labels of samples ``(B, ..., n)``, and which of them no row can make."""
+        choices, labels = value.unbind(1) if self.latent else (value, None)
+        edges = rows.find(choices)
+        wrong = edges < 0
+        if labels is not None:
+            wrong = wrong | (labels < 0) | (labels >= self.num_classes)
+            labels = labels.clamp(0, self.num_classes - 1)
+        return Draw(edges.clamp(min=0), labels), wrong
+
+    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
+        """The draw that yields samples, and a mask of samples that no row can make."""
+        in_order = self._whole(value, shape).index_select(-1, self._position)
+        draw, wrong = self._found(self.rows, in_order)
+        if not self.latent:
+            labels = on_edges(self.rows, self._constants(shape).data)
+            draw = draw._replace(labels=picked(labels, draw.edges))
+        return draw, wrong
+
+    def _columns(self, draw: Draw, shape: Size) -> Tensor:
+        """A draw as samples, columns in ascending node id."""
+        value = self.rows.source[draw.edges]
+        value = torch.stack([value, draw.labels], 1) if self.latent else value
+        return value.index_select(-1, self._row_of).view(*shape, *self.event_shape)
+
     def _draw(self, shape: Size) -> Draw:
-        return draw_entries(self.rows, self._flat(shape), uniforms_of(self.rows, shape.numel()))
+        entries, number = self._flat(shape), shape.numel()
+        size = self.num_classes * number if self.latent else 1
+        keep = size * self.rows.num_edges <= KEPT
+        return draw_entries(self.rows, entries, uniforms_of(self.rows, number), keep)
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -137,9 +164,9 @@ class InOrder(GraphDistribution):
         shape = self._extended_shape(Size(sample_shape))
         batch = shape[: len(shape) - len(self.event_shape)]
         draw = self._draw(batch)
-        value = self._columns(draw).index_select(-1, self._row_of).view(shape)
+        value = self._columns(draw, batch)
         self._last_draw.put((value, batch), (draw, None))  # asked for next
-        _, provenance = untracked(self.alpha, self.logits, self._data)
+        _, provenance = untracked(self.alpha, self.logits, self.data)
         return track_provenance(value, provenance)
 
     @torch.no_grad()
@@ -165,45 +192,43 @@ class InOrder(GraphDistribution):
         shape, kind = ("...", *self.event_shape), "integers"
         value = as_expected("value", value, shape, kind=kind, like=self.hood).long()
         (value,), provenance = untracked(value)
-        if two_blocks.runs_on(self.hood.device):
-            shape = self._shape_of(value)
-            swept = self.values_of(self.continued(self.numbers(value, shape), shape, num_sweeps))
-            return track_provenance(swept.view(*shape, *self.event_shape), provenance)
-        entries, draw, shape = self._chains(value)
-        for part in blocks(num_sweeps, draw.edges.numel()):
-            uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
-            draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
-        swept = self._columns(draw).index_select(-1, self._row_of)
-        return track_provenance(swept.view(*shape, *self.event_shape), provenance)
+        shape = self._shape_of(value)
+        if compiled.runs_on(self.hood.device):
+            draw = self._states(value, shape)
+            for part in blocks(num_sweeps, draw.edges.numel()):
+                uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
+                draw = gibbs.sweep(self.rows, self._constants(shape), draw, uniforms).draw
+            swept = self._columns(draw, shape)
+        else:
+            numbers = self.continued(self.numbers(value, shape), shape, num_sweeps)
+            swept = self.values_of(numbers).view(*shape, *self.event_shape)
+        return track_provenance(swept, provenance)
+
+    def _states(self, value: Tensor, shape: Size) -> Draw:
+        draw, wrong = self._located(value, shape)
+        _refuse(wrong)
+        return draw
 
     @torch.no_grad()
     def numbers(self, value: Tensor, shape: Size) -> Tensor:
         """``(B, n)``: entries of observed rows that samples chose, edge after edge."""
-        flat = flatten(value, shape, len(self.event_shape)).expand(shape.numel(), *self.event_shape)
-        choices, *labels = flat.unbind(1) if flat.dim() > 2 else (flat,)
-        numbers = self.observed_rows.find(choices)
-        wrong = numbers < 0
-        for part in labels:
-            wrong = wrong | (part < 0) | (part >= self.num_classes)
-            numbers = numbers * self.num_classes + part
-        if wrong.any():
-            raise ValueError("value must hold choices of neighbours, and labels of the field")
-        return numbers
+        draw, wrong = self._found(self.observed_rows, self._whole(value, shape))
+        _refuse(wrong)
+        return numbers_of(draw, self.num_classes if self.latent else 1)
 
     @torch.no_grad()
     def continued(self, numbers: Tensor, shape: Size, num_sweeps: int) -> Tensor:
         """The entries ``(B, n)`` after sweeps in two blocks."""
-        rows, data = self.observed_rows, self._data_of(self.observed_rows)
+        rows, data = self.observed_rows, self.data_of(self.observed_rows)
         (alpha, logits, data), _ = untracked(self.alpha, self.logits, data)
         if rows is not self.hood:
             logits = logits.index_select(-1, rows.edge)
         logits, alpha = flatten(logits, shape), flatten(alpha, shape, 2)
-        if data.is_floating_point():
+        if self.latent:
             entries = evidence_entries(logits, alpha, flatten(data, shape, 2))
             both = two_blocks.TwoBlocks.of(rows, shift_evidence(rows, entries)[0])
         else:
-            if data.dim() > 1:
-                data = flatten(data, shape)
+            data = flatten(data, shape) if data.dim() > 1 else data
             both = two_blocks.TwoBlocks.of_labels(rows, logits, alpha, data)
         for part in blocks(num_sweeps, numbers.numel()):
             numbers = both.sweep(numbers, part.stop - part.start)[-1]
@@ -212,33 +237,19 @@ class InOrder(GraphDistribution):
     def values_of(self, numbers: Tensor) -> Tensor:
         """Samples ``(B, ..., n)`` of entries of observed rows."""
         source = self.observed_rows.source
-        if len(self.event_shape) == 1:
+        if not self.latent:
             return source[numbers]
         edges, labels, _ = draw_of(numbers, self.num_classes)
         return torch.stack([source[edges], labels], 1)
 
-    def _chains(self, value: Tensor) -> tuple[Entries, Draw, Size]:
-        """Entries, and samples as draws, of one batch dimension; their batch shape."""
-        shape = self._shape_of(value)
-        entries = self._constants(shape)
-        if entries.observed:  # without the counts of a draw
-            edges = self.rows.find(self._in_order(value, shape))
-            labels = on_edges(self.rows, entries.data).expand(len(edges), -1)
-            draw, impossible = Draw(edges, labels.gather(1, edges.clamp(min=0))), edges < 0
-        else:
-            draw, impossible = self._located(value, shape)
-        if impossible.any():
-            raise ValueError("value must hold choices of neighbours, and labels of the field")
-        return entries, draw, shape
-
     @torch.no_grad()
-    def anneal(self, value: Tensor, end: "InOrder", num_sweeps: int = 2) -> Annealed:
+    def anneal(self, value: Tensor, end: "Conditional", num_sweeps: int = 2) -> Annealed:
         """Samples carried to the parameters of ``end``, which has the same ``order``, see
         :mod:`pyro_nmm.ops.annealing`: samples, and weights of the batch shape."""
-        entries, draw, shape = self._chains(value)
-        found = anneal(self.rows, entries, end._constants(shape), draw, num_sweeps)
-        value = self._columns(found.states).index_select(-1, self._row_of)
-        value = value.view(*shape, *self.event_shape)
+        shape = self._shape_of(value)
+        start, stop = self._constants(shape), end._constants(shape)
+        found = anneal(self.rows, start, stop, self._states(value, shape), num_sweeps)
+        value = self._columns(found.states, shape)
         return Annealed(value, found.gain.view(shape), found.rise.view(shape))
 
     @torch.no_grad()
@@ -270,9 +281,7 @@ class InOrder(GraphDistribution):
         check_integers(0, num_given=num_given)
         size = self.rows.num_edges * self._parameter_shape.numel()
         sums = []
-        for part in blocks(
-            num_particles, size * (1 if self._entries.observed else self.num_classes)
-        ):
+        for part in blocks(num_particles, size * (self.num_classes if self.latent else 1)):
             terms = self.log_terms(self.sample(Size([part.stop - part.start]))).double()
             sums.append(torch.stack([terms.sum(-1), terms[..., :num_given].sum(-1)]))
         every, given = torch.cat(sums, 1).logsumexp(1)
@@ -288,40 +297,32 @@ class InOrder(GraphDistribution):
         value, error = (part.to(self.logits.dtype).expand(shape.numel()) for part in estimate)
         return PathEstimate(value.view(shape), error.view(shape))
 
-    def _shape_of(self, value: Tensor) -> Size:
-        """The batch shape of samples and parameters together."""
-        batch = value.shape[: value.dim() - len(self.event_shape)]
-        return torch.broadcast_shapes(batch, self.batch_shape)
-
-    def _in_order(self, value: Tensor, shape: Size) -> Tensor:
-        """Samples ``(B, ..., n)`` in the order of the draw."""
-        flat = flatten(value, shape, len(self.event_shape)).index_select(-1, self._position)
-        return flat.expand(shape.numel(), *self.event_shape)
-
-    def _recall(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor | None]:
-        """:meth:`_located`, without a mask if ``value`` was drawn just before."""
-        return self._last_draw.get((value, shape), lambda: self._located(value, shape))
-
-    def _evaluate(self, value: Tensor) -> tuple[Draw, Tensor, Tensor]:
+    def _evaluate(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """``(..., n)`` twice: terms and log-probabilities of choices. A guide asks for density and
+        score of the same draw, with and without a plate's batch."""
         shape = self._shape_of(value)
-        draw, wrong = self._recall(value, shape)
+        question = value, shape, torch.is_grad_enabled()
+        return self._last_values.get(question, lambda: self._terms(value, shape))
+
+    def _terms(self, value: Tensor, shape: Size) -> tuple[Tensor, Tensor]:
+        draw, wrong = self._last_draw.get((value, shape), lambda: self._located(value, shape))
         terms, log_choice = predictive(self.rows, self._flat(shape), draw)
         if wrong is not None:
             log_choice = log_choice.masked_fill(wrong, -torch.inf)
         full = *shape, self.rows.num_rows
-        return draw, terms.view(full), log_choice.view(full)
+        return terms.view(full), log_choice.view(full)
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log q` of samples, columns in ascending node id."""
         value, provenance = self._plain(value)
-        return track_provenance(self._evaluate(value)[2].sum(-1), provenance)
+        return track_provenance(self._evaluate(value)[1].sum(-1), provenance)
 
     def log_terms(self, value: Tensor) -> Tensor:
         r"""``(..., n)``: :math:`f_i` in the order of :attr:`order`. Their sum is
         :math:`\log p(y, c) - \log q(c \mid y)`, with :math:`w` for :math:`y` if labels are latent.
         """
         value, provenance = self._plain(value)
-        return track_provenance(self._evaluate(value)[1], provenance)
+        return track_provenance(self._evaluate(value)[0], provenance)
 
     def score_parts(self, value: Tensor) -> ScoreParts:
         """For Pyro's losses: the density, and the control variate of ``estimator``."""
@@ -332,28 +333,29 @@ class InOrder(GraphDistribution):
                 f'"{self.estimator}" would bias its gradient: or use TraceGraph_ELBO'
             )
         value, provenance = self._plain(value)
-        draw, terms, log_choice = self._evaluate(value)
+        terms, log_choice = self._evaluate(value)
         (costs,), _ = untracked(terms.detach())
-        arguments = self.estimator, log_choice, costs, lambda: self._charge(draw, costs)
+        arguments = self.estimator, log_choice, costs, lambda: self._charge(costs)
         parts = score_costs.score_parts(*arguments)
         return ScoreParts(*(track_provenance(part, provenance) for part in parts))
 
     @torch.no_grad()
-    def _charge(self, draw: Draw, costs: Tensor) -> Tensor:
+    def _charge(self, costs: Tensor) -> Tensor:
         """``(..., n)``: the costs that each draw is charged with, less their baseline."""
-        charge, shape = self._costs(draw, costs), costs.shape[:-1]
+        charge, shape = self._costs_to_go(costs), costs.shape[:-1]
         sizes = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
         baseline = score_costs.others_mean(charge, [d for d, size in enumerate(sizes) if size == 1])
         if baseline is None:  # of one more draw
-            other = self._draw(shape)
-            (terms,), _ = untracked(predictive(self.rows, self._flat(shape), other)[0])
-            baseline = self._costs(other, terms.view_as(costs))
+            (terms,), _ = untracked(predictive(self.rows, self._flat(shape), self._draw(shape))[0])
+            baseline = self._costs_to_go(terms.view_as(costs))
         return (charge - baseline).to(costs.dtype)
 
-    def _costs(self, draw: Draw, terms: Tensor) -> Tensor:
+    def _costs_to_go(self, terms: Tensor) -> Tensor:
+        component = self.observed_rows.components().index_select(0, self._position)
         flat = terms.reshape(-1, self.rows.num_rows)
-        if self.estimator is score_costs.ScoreEstimator.REWARD_TO_GO:
-            component = self.observed_rows.components().index_select(0, self._position)
-            return score_costs.costs_to_go(component, flat).view(terms.shape)
-        entries = self._flat(terms.shape[:-1])
-        return score_costs.one_step_credits(self.rows, entries, draw, flat).view(terms.shape)
+        return score_costs.costs_to_go(component, flat).view(terms.shape)
+
+
+def _refuse(wrong: Tensor) -> None:
+    if wrong.any():
+        raise ValueError("value must hold choices of neighbours, and labels of the field")
