@@ -7,7 +7,6 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -329,19 +328,11 @@ class AutoNMM(AutoGuide):
 
     def _stored(self, field: Field) -> dict[str, Tensor]:
         """The states of a field's chains; of new chains, the sites of the field's run."""
-        names, nodes, hood = field.unknown, field.trace.nodes, field.prior.hood
-        sites = torch.broadcast_tensors(*(nodes[name]["value"] for name in names))
-        value = torch.stack(sites, -2) if len(names) > 1 else sites[0]
-        event = value.shape[sites[0].dim() - 1 :]
-        unswept: Any = SimpleNamespace(
-            hood=hood, observed_rows=hood.restrict(field.observed),
-            batch_shape=sites[0].shape[:-1], event_shape=event,
-            expand=lambda shape: SimpleNamespace(sample=lambda: value.expand(*shape, *event)),
-            sweep=lambda value, _: value,
-        )  # fmt: skip
+        names, rows = field.unknown, field.prior.hood.restrict(field.observed)
+        sites = torch.broadcast_tensors(*(field.trace.nodes[name]["value"] for name in names))
         with self._around(field):
-            value = copy.deepcopy(self._chains(field)).draw(unswept)
-        return dict(zip(names, value.unbind(-2) if len(names) > 1 else [value], strict=True))
+            value = self._chains(field).stored(rows, sites)
+        return dict(zip(names, value.unbind(-2), strict=True))
 
     @torch.no_grad()
     def posterior(

@@ -5,8 +5,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -17,7 +16,7 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Size, Tensor, nn
 
-from pyro_nmm import compiled
+from pyro_nmm import Neighborhood, compiled
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.caching import LastCall
 from pyro_nmm.consumers import PREDICTIVE, WEIGHING, consumer
@@ -36,6 +35,36 @@ def _refuse_weights(name: str) -> None:
         f"{name} weighs draws by their densities, but the states of Chains have none: use "
         f'Trace_ELBO, TraceGraph_ELBO or TraceEnum_ELBO, or estimator="reinforce" in this guide'
     )
+
+
+class _Place(NamedTuple):
+    """The states that a step is about."""
+
+    states: Tensor  #: of all chains, ``(particles, ..., columns, N)``
+    shape: Size  #: of this step's chains
+    full: list[int]  #: sizes of particles and plates
+    copies: bool  #: whether the first of these are particles
+    predicts: bool  #: whether states are of one prediction and not kept
+
+    def chains(self) -> Tensor:
+        """Numbers of the chains of the plates' subsamples."""
+        numbers = torch.arange(math.prod(self.full), device=self.states.device).view(self.full)
+        return pyro.subsample(numbers, event_dim=0).expand(self.shape)
+
+    def elements(self) -> Tensor:
+        """The same of one particle."""
+        return self.chains()[0] if self.copies else self.chains()
+
+    def read(self, rows: Neighborhood) -> tuple[Tensor, Tensor]:
+        """``(..., columns, n)``: states of rows, and whether there are none yet."""
+        value = self.states.flatten(end_dim=-3)[self.chains()][..., rows.nodes]
+        return value, value < 0
+
+    def write(self, rows: Neighborhood, value: Tensor) -> None:
+        columns, chain = self.states.shape[-2], self.chains()[..., None, None]
+        column = torch.arange(columns, device=rows.device)[:, None]
+        flat = self.states.view(-1, *self.states.shape[-2:])
+        flat[chain, column, rows.nodes] = value.view(*self.shape, columns, -1)
 
 
 class States(Delta):
@@ -169,41 +198,44 @@ class Chains(nn.Module):
         if name := consumer(*WEIGHING):
             _refuse_weights(name)
         _check_parents()
-        frames: dict[int, Any] = {f.dim: f for f in get_plates() if f.dim is not None}
-        sizes = [frames[d].size if d in frames else 1 for d in range(min(frames, default=0), 0)]
-        shape = torch.broadcast_shapes(q.batch_shape, sizes)
-        dims = range(-len(shape), 0)
-        full = [frames[d].full_size or frames[d].size if d in frames else shape[d] for d in dims]
-        copies = bool(full) and -len(full) in frames and frames[-len(full)].name in COPIES
-        rows = q.observed_rows
-        event = 2 if len(q.event_shape) > 1 else 1, rows.num_nodes
-        predicts = not self.of_prediction and consumer(*PREDICTIVE) is not None
-        old = None if predicts else self.states
-        states = self._states(old, full if copies else [1, *full], event, rows.device)
-
-        def chains() -> Tensor:  # of the plates' subsamples
-            numbers = torch.arange(math.prod(full), device=rows.device).view(full)
-            return pyro.subsample(numbers, event_dim=0).expand(shape)
-
-        other = not predicts and self._of_other_data(q, lambda: chains()[0] if copies else chains())
-        whole = list(shape) == [*states.shape[:-2]][-len(shape) :]
-        if not compiled.runs_on(rows.device) and whole and not predicts:
-            return self._on_device(q, states, shape, other)
-        flat, chain = states.view(-1, *event), chains()
-        value = flat[chain][..., rows.nodes].view(shape + q.event_shape)
-        new = value < 0
+        rows, at = q.observed_rows, self._at(q.observed_rows, q.batch_shape, 1 + q.latent)
+        other = not at.predicts and self._of_other_data(q, at)
+        whole = list(at.shape) == [*at.states.shape[:-2]][-len(at.shape) :]
+        if not compiled.runs_on(rows.device) and whole and not at.predicts:
+            return self._on_device(q, at.states, at.shape, other)
+        value, new = at.read(rows)
+        value = value.view(at.shape + q.event_shape)
         if new.any():
-            value = value.where(~new, q.expand(shape).sample())
-            other = other or bool(new.flatten(len(shape)).all(-1).any())
+            new = new.view_as(value)
+            value = value.where(~new, q.expand(at.shape).sample())
+            other = other or bool(new.flatten(len(at.shape)).all(-1).any())
         try:
             value = q.sweep(value, self.warmup_sweeps if other else self.num_sweeps)
         except ValueError as error:
             raise ValueError(f"{OTHER}, got states of another one") from error
-        if not predicts:
-            column = torch.arange(event[0], device=rows.device)[:, None]
-            flat[chain[..., None, None], column, rows.nodes] = value.view(*shape, *event[:1], -1)
-            self.states = states
+        if not at.predicts:
+            at.write(rows, value)
+            self.states = at.states
         return value
+
+    def _at(self, rows: Neighborhood, batch_shape: Size, columns: int) -> "_Place":
+        """Where the states of a step are, of ``columns`` choices or choices and labels."""
+        frames: dict[int, Any] = {f.dim: f for f in get_plates() if f.dim is not None}
+        sizes = [frames[d].size if d in frames else 1 for d in range(min(frames, default=0), 0)]
+        shape = torch.broadcast_shapes(batch_shape, sizes)
+        dims = range(-len(shape), 0)
+        full = [frames[d].full_size or frames[d].size if d in frames else shape[d] for d in dims]
+        copies = bool(full) and -len(full) in frames and frames[-len(full)].name in COPIES
+        predicts = not self.of_prediction and consumer(*PREDICTIVE) is not None
+        old, event = None if predicts else self.states, (columns, rows.num_nodes)
+        states = self._states(old, full if copies else [1, *full], event, rows.device)
+        return _Place(states, shape, full, copies, predicts)
+
+    def stored(self, rows: Neighborhood, values: list[Tensor]) -> Tensor:
+        """``(..., columns, n)``: states of rows, and values ``(..., n)`` where there are none."""
+        at = self._at(rows, values[0].shape[:-1], len(values))
+        value, new = at.read(rows)
+        return value.where(~new, torch.stack(values, -2))
 
     def _on_device(self, q: Conditional, states: Tensor, shape: Size, other: bool) -> Tensor:
         """The same of all chains at once, without a wait if this is about the last step's rows."""
@@ -257,14 +289,14 @@ class Chains(nn.Module):
         assert old is not None
         return old if old.device == device else old.to(device)
 
-    def _of_other_data(self, q: Conditional, elements: Callable[[], Tensor]) -> bool:
+    def _of_other_data(self, q: Conditional, at: "_Place") -> bool:
         """Whether labels or evidence are of other data than before, for elements of plates."""
         if self.other_data is not None:
             return self.other_data
         data = q.data_of(q.observed_rows)
         if data.is_floating_point() and not compiled.runs_on(data.device):
             return False
-        other = self._last_data.get((data,), lambda: self._compare(q, data, elements()))
+        other = self._last_data.get((data,), lambda: self._compare(q, data, at.elements()))
         self._last_data.put((data,), False)  # labels that do not change are looked at once
         return other
 

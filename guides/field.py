@@ -16,7 +16,7 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_member, check_integers
+from pyro_nmm.arguments import check_integers
 from pyro_nmm.fitting import Steps, ordinary, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.best_state import BestState
@@ -29,7 +29,6 @@ from pyro_nmm.models.random_fields import (
     independent,
     mean_field,
 )
-from pyro_nmm.ops.entropy import EntropyEstimator
 
 
 class FieldGuide(SharedForward):
@@ -58,8 +57,7 @@ class FieldGuide(SharedForward):
 
     :param target: a ``PairwiseMRF`` or :class:`~pyro_nmm.models.MarginalField`, or a Pyro program
         that returns one.
-    :param str estimator: see :meth:`~pyro_nmm.NeighborMixture.entropy_bound`; ``num_samples`` are
-        its draws a step.
+    :param int num_samples: draws of :meth:`~pyro_nmm.NeighborMixture.entropy_bound` a step.
     :param Tensor order: ``(N,)`` node ids; default the colors of a field, else random.
     """
 
@@ -67,13 +65,12 @@ class FieldGuide(SharedForward):
 
     def __init__(
         self, hood: Neighborhood, network: nn.Module,
-        target: RandomField | Callable[..., RandomField], *, estimator: str = "one_step_credit",
-        num_samples: int = 4, order: Tensor | None = None, name: str = "mixture",
+        target: RandomField | Callable[..., RandomField], *, num_samples: int = 4,
+        order: Tensor | None = None, name: str = "mixture",
     ) -> None:  # fmt: skip
         super().__init__(hood, network, name)
         check_integers(1, num_samples=num_samples)
         self.target, self.num_samples = target, num_samples
-        self.estimator = as_member(EntropyEstimator, estimator=estimator)
         if isinstance(target, RandomField):
             _check_nodes("target", target, hood)
             order = torch.cat(target.colors()) if order is None else order
@@ -82,7 +79,7 @@ class FieldGuide(SharedForward):
     def guide(self, *inputs) -> None:
         """The factor ``entropy``."""
         mixture = self.family(self.hood, *self.give(inputs))
-        bound = mixture.entropy_bound(self.num_samples, self.estimator, self.order)
+        bound = mixture.entropy_bound(self.num_samples, order=self.order)
         pyro.factor("entropy", -bound.mean(), has_rsample=True)
 
     def model(self, *inputs) -> RandomField:

@@ -265,7 +265,7 @@ class Neighborhood:
         if compiled.runs_on(self.device):
             return compiled.find(self, choices)
         keys, first = self._keys
-        key = choices + first
+        key = (choices + first).contiguous()
         edges = torch.searchsorted(keys[1:], key, right=True)  # the last edge before the first one
         return edges.masked_fill(keys.index_select(0, edges.flatten()).view_as(key) != key, -1)
 
