@@ -254,7 +254,7 @@ def _run(loop, rows, entries, size: int, *arrays, sweeps=1, scratch=lambda first
 def draw(rows, entries, uniforms, keep):
     """See :func:`pyro_nmm.ops.sampling.draw_entries`. Cost: :math:`O(B E K)`."""
     edges, labels = (np.empty(uniforms.shape, np.int64) for _ in range(2))
-    seen: tuple = ()
+    seen = ()
     if keep:
         size = len(edges), rows.num_edges
         number = 1 if entries.observed else entries.num_classes

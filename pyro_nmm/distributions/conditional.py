@@ -129,13 +129,10 @@ class Conditional(GraphDistribution):
 
     def _found(self, rows: Neighborhood, value: Tensor) -> tuple[Draw, Tensor]:
         """Edges and latent labels of samples ``(B, ..., n)``, and which of them no row can make."""
-        choices, labels = value.unbind(1) if self.latent else (value, None)
+        choices, labels = value.unbind(1) if self.latent else (value, torch.zeros_like(value))
         edges = rows.find(choices)
-        wrong = edges < 0
-        if labels is not None:
-            wrong = wrong | (labels < 0) | (labels >= self.num_classes)
-            labels = labels.clamp(0, self.num_classes - 1)
-        return Draw(edges.clamp(min=0), labels), wrong
+        wrong = (edges < 0) | (labels < 0) | (labels >= self.num_classes)
+        return Draw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
 
     def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
         """The draw that yields samples, and a mask of samples that no row can make."""

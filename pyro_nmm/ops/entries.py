@@ -166,17 +166,22 @@ class Wide:
 KEPT = 2**23
 
 
+def _span(rows: Neighborhood, part: slice) -> slice:
+    """The edges of some rows. A device waits for them, but not for those of all rows."""
+    if part.stop - part.start == rows.num_rows:
+        return slice(0, rows.num_edges)
+    return slice(int(rows.ptr[part.start]), int(rows.ptr[part.stop]))
+
+
 def met(rows: Neighborhood, entries: Entries, draw: Draw, part: slice) -> tuple[Tensor, Tensor]:
     """``(B, e, K)`` and ``(B, e)``: how many earlier rows borrowed the label of an entry from its
     source, and how many chose this source, for the edges of some rows."""
-    if draw.counts is not None:
-        first, last = (rows.ptr[end].item() for end in (part.start, part.stop))
-        whole = part.stop - part.start == rows.num_rows
-        return draw.counts if whole else tuple(counts[:, first:last] for counts in draw.counts)
-    if compiled.runs_on(rows.device):
-        wanted = on_edges(rows, entries.data) if entries.observed else None
-        return compiled.meet(rows, draw, part, wanted, entries.num_classes)
-    return met(rows, entries, draw._replace(counts=Wide(rows, entries).counts(draw)), part)
+    if draw.counts:
+        edges = _span(rows, part)
+        return draw.counts[0][:, edges], draw.counts[1][:, edges]
+    wanted = on_edges(rows, entries.data) if entries.observed else None
+    same, every = compiled.meet(rows, draw, part, wanted, entries.num_classes)
+    return same, every
 
 
 def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor, Tensor]:
@@ -187,9 +192,12 @@ def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor
     """
     plain, provenance = untracked(*entries)
     entries, top = shift_evidence(rows, Entries(*plain))
+    if draw.counts is None and not compiled.runs_on(rows.device):
+        draw = draw._replace(counts=Wide(rows, entries).counts(draw))
     number = len(draw.edges) * rows.num_edges * (1 if entries.observed else entries.num_classes)
     if number <= KEPT:
-        predicted, choice = _Part(rows, entries, draw).terms(*entries[:4])
+        part = _Part(rows, entries, draw, slice(0, rows.num_rows))
+        predicted, choice = part.terms(*entries[:4])
     else:
         predicted, choice = _InBlocks.apply(*entries[:4], entries.num_classes, rows, draw)
     predicted = predicted if entries.observed else predicted + top
@@ -197,27 +205,19 @@ def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor
 
 
 class _Part:
-    """Some rows, by default all, of :func:`predictive`."""
+    """Some rows of :func:`predictive`."""
 
-    def __init__(
-        self, rows: Neighborhood, entries: Entries, draw: Draw, part: slice | None = None
-    ) -> None:
+    def __init__(self, rows: Neighborhood, entries: Entries, draw: Draw, part: slice) -> None:
+        edges, self.num_rows = _span(rows, part), part.stop - part.start
         self.observed, self.num_classes = entries.observed, entries.num_classes
-        self.same, self.every = met(rows, entries, draw, part or slice(0, rows.num_rows))
-        self.row, source, first, edges = rows.row, rows.source, 0, slice(None)
-        self.chosen, self.labels = draw[:2]
-        self.num_rows = rows.num_rows
-        if part is not None:
-            first, last = (rows.ptr[end].item() for end in (part.start, part.stop))
-            edges = slice(first, last)
-            self.row, source = self.row[edges] - part.start, source[edges]
-            self.chosen, self.labels = self.chosen[:, part] - first, self.labels[:, part]
-            self.num_rows = part.stop - part.start
-        of_rows = self.row + (0 if part is None else part.start)
-        data = edges if entries.observed or _per_edge(rows, entries.data) else of_rows
-        places = (edges, edges) if entries.observed else (source, source)
+        self.same, self.every = met(rows, entries, draw, part)
+        self.chosen, self.labels = draw.edges[:, part] - edges.start, draw.labels[:, part]
+        row, source = rows.row[edges], rows.source[edges]
+        self.row = row - part.start
+        place: slice | Tensor = edges if self.observed else source
+        by_edge = self.observed or _per_edge(rows, entries.data)
         #: Where ``log_attention``, ``alpha``, ``total`` and ``data`` have the values of the edges.
-        self.places = edges, *places, data
+        self.places = edges, place, place, edges if by_edge else row
 
     def terms(self, *entries: Tensor) -> tuple[Tensor, Tensor]:
         return self.terms_of_edges(*map(_at, entries, self.places))
