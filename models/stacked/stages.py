@@ -98,7 +98,7 @@ class StagedPosterior(Posterior):
         """Refused: a query that would sum over labels of earlier blocks."""
         raise ValueError("with stages=1 a posterior has this query, with more it has none")
 
-    condition = log_marginal = path_likelihood = _refuse
+    condition = log_marginal = _refuse
     marginals = pairwise = predict = _refuse
 
 

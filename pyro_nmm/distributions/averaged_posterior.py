@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.arguments import as_shape
-from pyro_nmm.distributions.path import PathEstimate
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.graph_arguments import as_nodes
 from pyro_nmm.neighborhood import Neighborhood
@@ -81,12 +80,6 @@ class AveragedPosterior(Posterior):
     ) -> Tensor:
         """Of labels ``(N,)``, with so many particles a member: :meth:`Posterior.log_likelihood`."""
         return _log_mean([p.log_likelihood(y, observed, num_particles) for p in self.members])
-
-    def path_likelihood(self, *args, **options) -> PathEstimate:
-        """Of the members' average, a path each: :meth:`Posterior.path_likelihood`."""
-        parts = [member.path_likelihood(*args, **options) for member in self.members]
-        values, errors = map(torch.stack, zip(*parts, strict=True))
-        return PathEstimate(_log_mean([*values]), (values.softmax(0) * errors).norm(dim=0))
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = (), nodes: Tensor | None = None) -> Tensor:

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.arguments import check_integers
-from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import Draw, Entries, Wide, drawn_terms, shift_evidence
 from pyro_nmm.ops.gibbs import sweep
@@ -81,13 +80,6 @@ def path_likelihood(
     if num_chains > 1:  # a slow chain's two ways have errors in common
         spread = spread.maximum(ways.view(len(start), 2, num_chains).mean(1).var(-1) / num_chains)
     return PathEstimate(start + ways.mean(-1), (spread + rule.square()).sqrt())
-
-
-def path_of(observed: Tensor, parameters: Parameters, labels: Tensor, *how: int) -> PathEstimate:
-    """Of labels ``(N,)`` of observed nodes; ``how`` are chains, points and sweeps."""
-    part = parameters.of_rows(parameters.hood.restrict(observed))
-    estimate = path_likelihood(part.hood, part.entries(labels[part.hood.nodes]), *how)
-    return PathEstimate(*(value[0].to(part.logits) for value in estimate))
 
 
 def _simpson(values: Tensor) -> Tensor:

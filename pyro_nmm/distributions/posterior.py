@@ -15,7 +15,6 @@ from pyro_nmm.arguments import as_set, as_shape, as_tensor, check_integers, chec
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components, of_components
 from pyro_nmm.distributions.parameters import Parameters
-from pyro_nmm.distributions.path import PathEstimate, path_of
 from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.graph_arguments import (
     as_nodes,
@@ -175,29 +174,6 @@ class Posterior:
         assert terms is not None
         mean = terms.double().logsumexp(0) - math.log(num_particles)
         return track_provenance(mean.to(self.logits), provenance)
-
-    def path_likelihood(
-        self, y: Tensor, observed: Tensor | None = None,
-        num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3,
-    ) -> PathEstimate:  # fmt: skip
-        r""":math:`\log p(y_\rho \mid y_\tau)` as for :meth:`log_likelihood`, by path sampling: the
-        difference of two estimates, see :meth:`NeighborMixture.path_likelihood`. Components are not
-        used. If few labels are new, :meth:`log_likelihood` has less noise.
-
-        :raises ValueError: of latent labels, whose evidence is not stored.
-        """
-        if self.components.latent:
-            raise ValueError(
-                "path_likelihood needs the evidence, which a posterior does not store: use "
-                "NeighborMixture.latents(evidence).path_likelihood with and without the new labels"
-            )
-        nodes, labels = self._new("path_likelihood", y, observed)
-        if not len(nodes):
-            return PathEstimate(*self.logits.new_zeros(2))
-        every = self.labels.index_copy(0, nodes, labels)
-        how = self.parameters, every, num_chains, num_points, num_sweeps
-        estimate = path_of(self.observed.index_fill(0, nodes, True), *how)
-        return estimate.less(path_of(self.observed, *how)) if len(self.nodes) else estimate
 
     def _marginals(self, rows: Neighborhood) -> Tensor:
         # Linear in the components' means: one visit to the graph serves all of them.

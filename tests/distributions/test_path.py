@@ -189,42 +189,6 @@ def test_points_of_the_grid(num_points):
 KNOWN = torch.arange(5) < 2
 
 
-@pytest.mark.parametrize("kind", ["labels", "permutations", "matrices"])
-def test_posterior(kind):
-    """New labels given observed ones, and all labels under a prior."""
-    hood, alpha, logits = house_and_parameters()
-    if kind in KINDS:  # whose brute force is slow
-        hood, alpha, logits = hood.subgraph(torch.arange(4)), alpha[:4], torch.randn(12)
-    relabel = KINDS[kind](hood, 2) if kind in KINDS else None
-    mix, y, known = NeighborMixture(hood, alpha, logits, relabel), LABELS[: hood.num_nodes], KNOWN
-    known = known[: hood.num_nodes]
-    tables = one_hot(relabel).numpy() if kind == "permutations" else relabel
-    labels, probs = label_probs(hood, alpha, logits, tables)
-    fits = labels == y.numpy()
-    part, whole = (np.log(probs[fits[:, mask].all(1)].sum()) for mask in (known, known | True))
-    post = mix.condition(y, known, num_samples=3)
-    for posterior, exact in ((post, whole - part), (mix.prior(), whole)):
-        value, error = posterior.path_likelihood(y, num_chains=60)
-        assert abs(value - exact) < 4.5 * error < 0.2
-    assert post.path_likelihood(y, known) == (0, 0)
-
-
-def test_averaged_posterior():
-    hood, alpha, logits = house_and_parameters()
-    mixes = [NeighborMixture(hood, scale * alpha, logits) for scale in (0.2, 3.0)]
-    members = [mix.condition(LABELS, KNOWN) for mix in mixes]
-    value, error = AveragedPosterior(members).path_likelihood(LABELS, num_chains=60)
-    exact = AveragedPosterior(members).log_marginal(torch.arange(5), LABELS)
-    assert abs(value - exact) < 4.5 * error < 0.2
-
-
-def test_latent_posterior_has_no_evidence():
-    hood, alpha, logits = house_and_parameters()
-    q = NeighborMixture(hood, alpha, logits).latents(torch.zeros(5, 2), KNOWN)
-    with pytest.raises(ValueError, match="path_likelihood needs the evidence"):
-        q.posterior(3).path_likelihood(LABELS, ~KNOWN)
-
-
 def test_errors_hold_if_chains_are_slow():
     """The ways of a chain that takes one of two modes have errors in common."""
     number, size = 10, 4000
