@@ -27,7 +27,6 @@ from pyro_nmm.graph_arguments import (
 )
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration, marginals
-from pyro_nmm.ops.counts import sum_by_graph
 from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
 from pyro_nmm.provenance import posterior_values, untracked
 from pyro_nmm.relabel import Channel, entries_at
@@ -193,10 +192,7 @@ class NeighborMixture(GraphDistribution):
         if not self.channel.keeps:
             raise ValueError(f"{query} is for edges that keep labels: leave out relabel")
 
-    def elbo(
-        self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1,
-        batch: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def elbo(self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1) -> Tensor:
         r"""Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
         :math:`\log p(y_\tau, c) - \log q(c \mid y_\tau)` with :math:`c \sim q` in one random order.
         Derivatives lack the score of the choices: fit :func:`~pyro_nmm.models.nmm` instead. The
@@ -205,14 +201,12 @@ class NeighborMixture(GraphDistribution):
 
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
-        :param Tensor batch: ``(N,)`` the graph of every node, as in PyG's ``Batch``.
-        :return: ``(num_samples, ...)``; with ``batch`` ``(num_samples, ..., num_graphs)``.
+        :return: ``(num_samples, ...)``. Terms of nodes are :meth:`OrderedConditional.log_terms`.
         """
         check_integers(1, num_samples=num_samples)
         q = self.in_order(y, observed)
         q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
-        terms = q.log_terms(q.sample(Size([num_samples])))
-        return terms.sum(-1) if batch is None else sum_by_graph(self.hood, terms, q.order, batch)
+        return q.log_terms(q.sample(Size([num_samples]))).sum(-1)
 
     def entropy_bound(
         self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None

@@ -8,10 +8,8 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import scatter
 
 from pyro_nmm import compiled
-from pyro_nmm.arguments import expect, expect_all
 from pyro_nmm.neighborhood import Neighborhood
 
 
@@ -160,21 +158,3 @@ def posterior_alpha(alpha: Tensor, choices: Tensor, labels: Tensor) -> Tensor:
     ones = torch.ones_like(index, dtype=alpha.dtype)
     empty = alpha.new_zeros(*index.shape[:-1], num_nodes * num_classes)
     return alpha + empty.scatter_add(-1, index, ones).unflatten(-1, (num_nodes, num_classes))
-
-
-def sum_by_graph(hood: Neighborhood, values: Tensor, nodes: Tensor, batch: Tensor) -> Tensor:
-    """``(..., num_graphs)``: sums of values ``(..., n)`` of nodes over each graph of a batch."""
-    note = "one graph number per node"
-    batch = expect("batch", batch, (hood.num_nodes,), kind="integers", note=note).long()
-    expect_all("batch", batch, batch >= 0, "hold graph numbers from 0 on")
-    component = hood.components()
-    ends = (scatter(batch[hood.nodes], component, dim_size=hood.num_rows, reduce=end)
-            for end in ("min", "max"))  # fmt: skip
-    least, most = (end[component] for end in ends)
-    if (least != most).any():
-        place = int((least != most).nonzero()[0])
-        raise ValueError(
-            f"batch puts nodes that share sources into graphs {int(least[place])} and "
-            f"{int(most[place])}: labels of different graphs must be independent"
-        )
-    return scatter(values, batch[nodes], dim=-1, dim_size=int(batch.max()) + 1, reduce="sum")

@@ -14,7 +14,6 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions import path
-from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.parameters import Parameters
 
 RUNS = 40
