@@ -38,7 +38,7 @@ def test_bound_of_each_graph(kernels):
     batch, mix = joined()
     y = torch.randint(2, (8,))
     q = mix.choices(y)
-    samples = scatter(q.log_terms(q.sample((10_000,))), batch.batch[q.order])
+    samples = scatter(q.log_terms(q.sample((10_000,))), batch.batch[q.order], -1)
     assert samples.shape == (10_000, 3)
     for number in range(3):
         nodes = batch.batch == number
