@@ -7,7 +7,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.arguments import as_expected, check_integers, check_plain
+from pyro_nmm.arguments import check_integers, check_plain
 from pyro_nmm.blocks import NUMBERS
 from pyro_nmm.distributions.components import Components, all_latents
 from pyro_nmm.distributions.conditional import Conditional
@@ -147,7 +147,7 @@ class EvidenceConditional(Conditional):
     @torch.no_grad()
     def posterior(
         self, num_samples: int | None = None, weighted: bool = False, num_sweeps: int = 0,
-        num_states: int | None = None, start: Tensor | None = None,
+        num_states: int | None = None,
     ) -> Posterior:  # fmt: skip
         r"""The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels.
 
@@ -164,8 +164,6 @@ class EvidenceConditional(Conditional):
             draws, exact as ``S`` grows. ``chains`` of the posterior has diagnostics.
         :param int num_states: Number of states, of all chains together, that the posterior keeps
             from the second half of the sweeps. Default: at most 1,024, and 2²⁴ choices.
-        :param Tensor start: ``(T, 2, n)`` choices and labels that the chains start from, such as
-            :attr:`Posterior.states` of the last ``T`` states, default draws.
         :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.
         :raises ValueError: for a batch, too large an exact sum, and edges that relabel.
         """
@@ -184,21 +182,13 @@ class EvidenceConditional(Conditional):
             if not num_sweeps:
                 raise ValueError("num_states is a number of states after sweeps: give num_sweeps")
             check_integers(num_samples or 1, num_states=num_states)
-        if start is not None and not num_sweeps:
-            raise ValueError("start is a state before sweeps: give num_sweeps")
         values = self.alpha.detach(), self.logits.detach(), self.data.detach()
         alpha, logits, *_ = posterior_values(*values, self.order)
         if num_samples is None:
             evidence = self.data_of(self.observed_rows).detach()
             components = all_latents(alpha, logits, self.observed_rows, evidence)
             return Posterior(self.hood, logits, components, is_exact=True)
-        rows, chains, shape = self.rows, None, Size([num_samples])
-        if start is None:
-            draw = self._draw(shape)
-        else:
-            size, kind = (num_samples, *self.event_shape), "integers"
-            start = as_expected("start", start, size, kind=kind, like=self.hood)
-            draw = self._states(start, shape)
+        rows, chains, draw = self.rows, None, self._draw(Size([num_samples]))
         entries = self._flat(Size([1])).map(Tensor.detach)
         if num_sweeps:
             if num_states is None:

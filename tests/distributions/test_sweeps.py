@@ -253,7 +253,7 @@ def test_number_of_sweeps(num_sweeps):
 
 
 def test_states_of_a_posterior():
-    """They are samples of the conditional, in the order of its nodes, and a start of sweeps."""
+    """They are samples of the conditional, in the order of its nodes, and sweeps leave their law."""
     hood = to_hood(cycle_graph(4))
     mix, mask = NeighborMixture(hood, *parameters(hood, 2)), torch.arange(4) != 1
     q = mix.latents(torch.randn(4, 2), mask)
@@ -261,10 +261,4 @@ def test_states_of_a_posterior():
     weights = q.log_prob(exact.states).exp() @ torch.ones(len(exact.states))
     torch.testing.assert_close(weights, torch.tensor(1.0))
     states = exact.states[exact.log_weights.exp().multinomial(SIZE, replacement=True)]
-    found = q.posterior(SIZE, num_sweeps=1, num_states=SIZE, start=states)
-    assert p_value(found.states, exact.states, exact.log_weights.exp()) > 1e-4
-    torch.manual_seed(5)
-    swept = q.sweep(states)
-    torch.manual_seed(5)
-    again = q.posterior(SIZE, num_sweeps=1, num_states=SIZE, start=states)
-    assert torch.equal(again.states, swept)
+    assert p_value(q.sweep(states), exact.states, exact.log_weights.exp()) > 1e-4
