@@ -50,9 +50,14 @@ class AmortizedNMM(SharedForward):
     """
 
     def __init__(
-        self, hood: Neighborhood, network: nn.Module, *, collapsed: bool = True,
-        estimator: str | Chains = "reward_to_go", name: str = "nmm",
-    ) -> None:  # fmt: skip
+        self,
+        hood: Neighborhood,
+        network: nn.Module,
+        *,
+        collapsed: bool = True,
+        estimator: str | Chains = "reward_to_go",
+        name: str = "nmm",
+    ) -> None:
         super().__init__(hood, network, name)
         self.collapsed, self.estimator = collapsed, estimator
 
@@ -67,9 +72,12 @@ class AmortizedNMM(SharedForward):
         ordered_guide(self.hood, alpha, logits, y, observed, estimator=self.estimator, **options)
 
     def model(
-        self, *inputs, y: Tensor | None = None, observed: Tensor | None = None,
+        self,
+        *inputs,
+        y: Tensor | None = None,
+        observed: Tensor | None = None,
         predict: bool = False,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """:func:`~pyro_nmm.models.nmm` at the network's output; ``predict`` is as there."""
         alpha, logits, relabel = Parameters(*self.take(inputs))
         options = {"relabel": relabel, "collapsed": self.collapsed, "predict": predict}
@@ -79,10 +87,15 @@ class AmortizedNMM(SharedForward):
 @with_options
 @with_gradients
 def fit_nmm(
-    network: nn.Module, data: Data, hood: Neighborhood, *,
-    estimator: str | Chains = "reward_to_go", num_particles: int = 4, weight_decay: float = 5e-4,
+    network: nn.Module,
+    data: Data,
+    hood: Neighborhood,
+    *,
+    estimator: str | Chains = "reward_to_go",
+    num_particles: int = 4,
+    weight_decay: float = 5e-4,
     options: Steps = Steps(num_steps=200, lr=0.01),
-) -> tuple[NeighborMixture, list[float]]:  # fmt: skip
+) -> tuple[NeighborMixture, list[float]]:
     r"""Fit an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the
     paper's equation (5).
 
@@ -148,8 +161,13 @@ def fit_nmm(
         if isinstance(estimator, Chains):
             whole["chains"] = estimator
         losses = options.train(
-            whole, torch.optim.Adam(groups, lr=options.lr), backward, inputs=inputs,
-            known=(y[observed], observed), hood=(hood.num_sources, hood.ptr, hood.source),
-            estimator=str(estimator), num_particles=num_particles,
-        )  # fmt: skip
+            whole,
+            torch.optim.Adam(groups, lr=options.lr),
+            backward,
+            inputs=inputs,
+            known=(y[observed], observed),
+            hood=(hood.num_sources, hood.ptr, hood.source),
+            estimator=str(estimator),
+            num_particles=num_particles,
+        )
         return program.mixture(*inputs), losses

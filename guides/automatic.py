@@ -92,9 +92,13 @@ class AutoNMM(AutoGuide):
     """
 
     def __init__(
-        self, model: Callable, guide: Callable[[Callable], AutoGuide] = AutoNormal, *,
-        estimator: str | Chains = "reward_to_go", create_plates: Callable | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: Callable,
+        guide: Callable[[Callable], AutoGuide] = AutoNormal,
+        *,
+        estimator: str | Chains = "reward_to_go",
+        create_plates: Callable | None = None,
+    ) -> None:
         if isinstance(guide, AutoGuide):
             kind = type(guide).__name__
             raise ValueError(
@@ -295,9 +299,11 @@ class AutoNMM(AutoGuide):
         whole: dict[str, Any] = {
             name: site["value"]
             for name, site in trace.nodes.items()
-            if site["type"] == "sample" and site["is_observed"] and name not in own
+            if site["type"] == "sample"
+            and site["is_observed"]
+            and name not in own
             and all((f.full_size or f.size) == f.size for f in site["cond_indep_stack"])
-        }  # fmt: skip
+        }
         for name in [*whole]:
             fn, masks = trace.nodes[name]["fn"], [trace.nodes[name]["mask"]]
             while hasattr(fn, "base_dist"):

@@ -64,10 +64,15 @@ class FieldGuide(SharedForward):
     order: Tensor
 
     def __init__(
-        self, hood: Neighborhood, network: nn.Module,
-        target: RandomField | Callable[..., RandomField], *, num_samples: int = 4,
-        order: Tensor | None = None, name: str = "mixture",
-    ) -> None:  # fmt: skip
+        self,
+        hood: Neighborhood,
+        network: nn.Module,
+        target: RandomField | Callable[..., RandomField],
+        *,
+        num_samples: int = 4,
+        order: Tensor | None = None,
+        name: str = "mixture",
+    ) -> None:
         super().__init__(hood, network, name)
         check_integers(1, num_samples=num_samples)
         self.target, self.num_samples = target, num_samples
@@ -96,10 +101,14 @@ class FieldGuide(SharedForward):
 @with_options
 @with_gradients
 def fit_mixture(
-    field: RandomField | Callable[[int], RandomField], hood: Neighborhood,
-    network: nn.Module | None = None, *, order: Tensor | None = None, num_samples: int = 4,
+    field: RandomField | Callable[[int], RandomField],
+    hood: Neighborhood,
+    network: nn.Module | None = None,
+    *,
+    order: Tensor | None = None,
+    num_samples: int = 4,
     options: Steps = Steps(),
-) -> tuple[NeighborMixture, list[float]]:  # fmt: skip
+) -> tuple[NeighborMixture, list[float]]:
     r"""Fit an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
     :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was. The learning
     rate falls over the second half of the steps. The bound is estimated before the fit, after every
@@ -166,10 +175,16 @@ def fit_mixture(
 
 
 def _run(
-    field: RandomField | Callable[[int], RandomField], hood: Neighborhood, network: nn.Module,
-    options: Steps, given: tuple[Tensor, ...] = (), *, order: Tensor | None, num_samples: int,
+    field: RandomField | Callable[[int], RandomField],
+    hood: Neighborhood,
+    network: nn.Module,
+    options: Steps,
+    given: tuple[Tensor, ...] = (),
+    *,
+    order: Tensor | None,
+    num_samples: int,
     rise: float = 0.0,
-) -> tuple[FieldGuide, RandomField, BestState, list[float]]:  # fmt: skip
+) -> tuple[FieldGuide, RandomField, BestState, list[float]]:
     """Steps of a network whose inputs are the field and what is ``given``. To a single field they
     end in the best state. Interactions ``rise`` from zero over a share of the steps.
     """
@@ -208,9 +223,15 @@ def _run(
     whole = nn.ModuleDict({"network": network, "best": best})
     with pyro.get_param_store().scope():
         losses = options.train(
-            whole, optimizer, backward, rate, field=_tensors(field), order=order,
-            hood=(hood.num_sources, hood.ptr, hood.source), num_samples=num_samples,
-        )  # fmt: skip
+            whole,
+            optimizer,
+            backward,
+            rate,
+            field=_tensors(field),
+            order=order,
+            hood=(hood.num_sources, hood.ptr, hood.source),
+            num_samples=num_samples,
+        )
         target = now(options.num_steps - 1) if target is None else target  # all steps were saved
         if single:
             look()

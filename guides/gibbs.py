@@ -87,9 +87,13 @@ class FieldGibbs(MCMCKernel):
     """
 
     def __init__(
-        self, model: Callable, kernel: Callable[..., MCMCKernel] = NUTS, num_sweeps: int = 50,
-        num_moves: int = 8, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        model: Callable,
+        kernel: Callable[..., MCMCKernel] = NUTS,
+        num_sweeps: int = 50,
+        num_moves: int = 8,
+        **options: Any,
+    ) -> None:
         check_integers(1, num_sweeps=num_sweeps)
         check_integers(0, num_moves=num_moves)
         if isinstance(model, MCMCKernel) or isinstance(kernel, MCMCKernel):
@@ -136,8 +140,11 @@ class FieldGibbs(MCMCKernel):
         sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
         check_hidden(self._run)
         self.latent = {name for name, site in sites.items() if "nmm" in site["infer"]}
-        rest = {name: site for name, site in sites.items()
-                if not (name in self.latent or site_is_subsample(site))}  # fmt: skip
+        rest = {
+            name: site
+            for name, site in sites.items()
+            if not (name in self.latent or site_is_subsample(site))
+        }
         #: Discrete sites of no field, and whether their elements in plates are drawn together.
         self._discrete = {k: True for k, site in rest.items() if site["fn"].support.is_discrete}
         if self._start:

@@ -45,10 +45,16 @@ class MarginalGuide(SharedForward):
     """
 
     def __init__(
-        self, hood: Neighborhood, network: nn.Module, target: Callable[..., Any],
-        family: Callable[[Neighborhood, Any, Tensor], Any], *, site: str = "y",
-        name: str = "mixture", credit: Callable[..., Tensor] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        hood: Neighborhood,
+        network: nn.Module,
+        target: Callable[..., Any],
+        family: Callable[[Neighborhood, Any, Tensor], Any],
+        *,
+        site: str = "y",
+        name: str = "mixture",
+        credit: Callable[..., Tensor] | None = None,
+    ) -> None:
         super().__init__(hood, network, name, family)
         self.target, self.site, self.credit = target, site, credit
 
@@ -69,8 +75,9 @@ class MarginalGuide(SharedForward):
         with poutine.trace() as tracer:
             result = self.target(*inputs)
         nodes = tracer.trace.nodes.items()
-        values = {key.rpartition("/")[2]: node["value"] for key, node in nodes
-                  if node["type"] == "sample"}  # fmt: skip
+        values = {
+            key.rpartition("/")[2]: node["value"] for key, node in nodes if node["type"] == "sample"
+        }
         pyro.factor("credit", self.credit(family, values, *inputs))
         return result
 
@@ -132,10 +139,16 @@ class MixtureGuide(MarginalGuide):
     order: Tensor
 
     def __init__(
-        self, hood: Neighborhood, network: nn.Module, target: Callable[..., Any], *,
-        order: Tensor | None = None, site: str = "y", name: str = "mixture",
+        self,
+        hood: Neighborhood,
+        network: nn.Module,
+        target: Callable[..., Any],
+        *,
+        order: Tensor | None = None,
+        site: str = "y",
+        name: str = "mixture",
         family: Callable[..., Any] = NeighborMixture,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if isinstance(target, RandomField):
             raise ValueError(f"target is a {type(target).__name__}, no program: use FieldGuide")
         super().__init__(hood, network, target, family, site=site, name=name)

@@ -24,10 +24,16 @@ from pyro_nmm.ops.score_costs import ScoreEstimator
 
 
 def ordered_guide(
-    hood: Neighborhood, alpha: Tensor, logits: Tensor, y: Tensor,
-    observed: Tensor | None = None, *, relabel: Tensor | None = None, collapsed: bool = False,
+    hood: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    y: Tensor,
+    observed: Tensor | None = None,
+    *,
+    relabel: Tensor | None = None,
+    collapsed: bool = False,
     estimator: str | Chains = "reward_to_go",
-) -> None:  # fmt: skip
+) -> None:
     r"""The parameter-free guide of :func:`~pyro_nmm.models.nmm`: choices node after node from
     :math:`q(c \mid y)`, then ``z`` from its conjugate posterior.
 
@@ -74,10 +80,15 @@ def ordered_guide(
 
 
 def evidence_guide(
-    hood: Neighborhood, alpha: Tensor, logits: Tensor, evidence: Tensor,
-    observed: Tensor | None = None, *, collapsed: bool = False,
+    hood: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    evidence: Tensor,
+    observed: Tensor | None = None,
+    *,
+    collapsed: bool = False,
     estimator: str | Chains = "reward_to_go",
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     r"""The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices
     and labels node after node given the evidence, then ``z`` from its conjugate posterior.
 
@@ -131,9 +142,15 @@ def _split(estimator: str | Chains) -> tuple[str, Chains | None]:
 
 
 def _latent_sites(
-    hood: Neighborhood, alpha: Tensor, logits: Tensor, evidence: Tensor, observed: Tensor | None,
-    estimator: str | Chains, collapsed: bool, site: str,
-) -> Tensor:  # fmt: skip
+    hood: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    evidence: Tensor,
+    observed: Tensor | None,
+    estimator: str | Chains,
+    collapsed: bool,
+    site: str,
+) -> Tensor:
     name, chains = _split(estimator)
     q = _Draw(hood, alpha, logits, evidence, observed, None, name)
     check_plates(q.rows, q.batch_shape, latent=True)

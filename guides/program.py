@@ -147,8 +147,10 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
     def terms(values: dict[str, Tensor]) -> dict[str, dict[Any, Tensor]]:
         tables: dict[str, dict[Any, Tensor]] = defaultdict(dict)
         for starts in product(*(range(0, f.full_size, f.size) for f in parts.values())):
-            places = {name: start + torch.arange(parts[name].size, device=y.device)
-                      for name, start in zip(parts, starts, strict=True)}  # fmt: skip
+            places = {
+                name: start + torch.arange(parts[name].size, device=y.device)
+                for name, start in zip(parts, starts, strict=True)
+            }
             subsamples = {name: place % parts[name].full_size for name, place in places.items()}
             changed = run(fixed | values | subsamples)
             for term in [*_summed_terms(changed, rest, field), *_terms(changed, rest, field)]:
@@ -174,8 +176,13 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
     inside = {f.name: f for name in depend for f in frames[name]}
     part = {name: f for name, f in inside.items() if (f.full_size or 0) > f.size}
     if part and not parts:
-        local = [k for k, s in below.items() if k in field.latents and k not in later
-                 and any(f.name in part for f in s["cond_indep_stack"])]  # fmt: skip
+        local = [
+            k
+            for k, s in below.items()
+            if k in field.latents
+            and k not in later
+            and any(f.name in part for f in s["cond_indep_stack"])
+        ]
         if local or not part.keys() <= field.latents:
             raise ValueError(
                 f"labels {name_y!r} depend on all elements of plates {[*part]}, which subsample"
@@ -214,8 +221,9 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
     undrawn = [k for k in later if kind_of(k) == "y" and not below[k]["is_observed"]]
     if undrawn and depend and not given_later:
         others = {k: trace.nodes[k]["infer"]["nmm"][0].num_classes for k in undrawn}
-        changed = terms({k: torch.randint_like(fixed[k], c) for k, c in others.items()}
-                        | {name_y: labels})  # fmt: skip
+        changed = terms(
+            {k: torch.randint_like(fixed[k], c) for k, c in others.items()} | {name_y: labels}
+        )
         for name in depend:
             if differ(name, changed, found[name]):
                 raise ValueError(

@@ -64,9 +64,12 @@ class SharedForward(nn.Module):
     """A model and a guide that share one run of a network, so that both see one dropout mask."""
 
     def __init__(
-        self, hood: Neighborhood, network: nn.Module, name: str,
+        self,
+        hood: Neighborhood,
+        network: nn.Module,
+        name: str,
         family: Callable[..., Any] = NeighborMixture,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         check_hood(hood)
         self.hood, self.network, self.name, self.family = hood, network, name, family

@@ -81,9 +81,14 @@ def check_order(name: str, value: Any) -> None:
 
 
 def expect(
-    name: str, value: Any, shape: tuple[Dim, ...] | None = None, *, kind: str = "tensor",
-    like: Any = None, note: str = "",
-) -> Tensor:  # fmt: skip
+    name: str,
+    value: Any,
+    shape: tuple[Dim, ...] | None = None,
+    *,
+    kind: str = "tensor",
+    like: Any = None,
+    note: str = "",
+) -> Tensor:
     """A tensor of a kind, of a shape and on the device of ``like``, or an error with a ``note``."""
     sizes = [dim[0] if isinstance(dim, tuple) else str(dim) for dim in shape or ()]
     text = f"shape ({', '.join(sizes)}{',' * (len(sizes) == 1)})" + (f", {note}" if note else "")
@@ -102,9 +107,14 @@ def expect(
 
 
 def as_expected(
-    name: str, value: Any, shape: tuple[Dim, ...] | None = None, *, kind: str = "tensor",
-    like: Any = None, note: str = "",
-) -> Tensor:  # fmt: skip
+    name: str,
+    value: Any,
+    shape: tuple[Dim, ...] | None = None,
+    *,
+    kind: str = "tensor",
+    like: Any = None,
+    note: str = "",
+) -> Tensor:
     """:func:`expect` of arrays and lists too, which are put on the device of ``like``."""
     value = as_tensor(name, value, None if like is None else like.device)
     return expect(name, value, shape, kind=kind, like=like, note=note)
@@ -207,9 +217,13 @@ def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None
 
 
 def check_mask(
-    mask: Tensor, num_nodes: int, device: torch.device, name: str = "observed", *,
+    mask: Tensor,
+    num_nodes: int,
+    device: torch.device,
+    name: str = "observed",
+    *,
     empty: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Refuse all but a boolean mask on the device of ``hood``."""
     expect(name, mask, (num_nodes,), kind="mask", note="one entry per node")
     expect_device(name, mask, device)

@@ -113,9 +113,13 @@ def _places(nodes: Iterable, rows: Any) -> dict[Any, int]:
 
 
 def edge_values(
-    hood: Neighborhood, edge_index: Tensor, values: Tensor, *,
-    fill_value: float | None = None, reduce: str | None = None,
-) -> Tensor:  # fmt: skip
+    hood: Neighborhood,
+    edge_index: Tensor,
+    values: Tensor,
+    *,
+    fill_value: float | None = None,
+    reduce: str | None = None,
+) -> Tensor:
     r"""Values of edges in the order of ``hood``, as ``logits`` must be: by row, then by source.
 
     >>> edge_index = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 2]])

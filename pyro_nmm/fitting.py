@@ -130,10 +130,13 @@ class Steps:
         as_path(self.checkpoint)
 
     def train(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer,
-        backward: Callable[[int], float], rate: Callable[[int], float] = lambda step: 1.0,
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        backward: Callable[[int], float],
+        rate: Callable[[int], float] = lambda step: 1.0,
         **settings: object,
-    ) -> list[float]:  # fmt: skip
+    ) -> list[float]:
         """The loop of every fit.
 
         :param nn.Module module: everything that learns or remembers.

@@ -97,9 +97,12 @@ def check_labels(hood: Neighborhood, y: Tensor, num_nodes: int) -> Tensor:
 
 
 def check_label_range(
-    rows: Neighborhood, labels: Tensor, num_classes: int, has: str = "alpha has",
+    rows: Neighborhood,
+    labels: Tensor,
+    num_classes: int,
+    has: str = "alpha has",
     cure: str = "mask that node out with observed, or give alpha more columns",
-) -> None:  # fmt: skip
+) -> None:
     """Refuse observed labels ``(..., num_rows)`` beyond the classes."""
     labels = expect("y", labels, kind="labels").long()  # uint8 compares with 256 modulo 256
     wrong = (labels < 0) | (labels >= num_classes)

@@ -167,8 +167,9 @@ def _factor(start, end, steps):
 
 
 @_compiled
-def _anneal(first, last, inputs, table, ends, uniforms, done, size, edges, labels, gains, rises,
-            counts):  # fmt: skip
+def _anneal(
+    first, last, inputs, table, ends, uniforms, done, size, edges, labels, gains, rises, counts
+):
     # Some of all sweeps. The second half is in reverse.
     single, ptr, source = inputs[:3]
     for b in range(first, last):
@@ -302,6 +303,13 @@ def anneal(rows, start, end, draw, uniforms, done, num_sweeps):
     outputs = edges, labels, np.empty(len(edges)), np.empty(len(edges))
     size = (rows.num_sources, end.num_classes + 1)
     inputs = _inputs(rows, end), _array(uniforms), done, num_sweeps, *outputs
-    _run(_anneal, rows, start, len(edges), *inputs,
-         sweeps=len(uniforms), scratch=lambda first: (np.zeros(size, np.int32),))  # fmt: skip
+    _run(
+        _anneal,
+        rows,
+        start,
+        len(edges),
+        *inputs,
+        sweeps=len(uniforms),
+        scratch=lambda first: (np.zeros(size, np.int32),),
+    )
     return _tensors(rows, *outputs)

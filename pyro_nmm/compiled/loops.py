@@ -98,8 +98,22 @@ def _added(weight, mean, probs, entropy, change):
 
 
 @_compiled
-def _entropy(first, last, ptr, source, attention, alpha, edges, labels, counts, probs, credit,
-             bound, to_attention, to_alpha):  # fmt: skip
+def _entropy(
+    first,
+    last,
+    ptr,
+    source,
+    attention,
+    alpha,
+    edges,
+    labels,
+    counts,
+    probs,
+    credit,
+    bound,
+    to_attention,
+    to_alpha,
+):
     # Forwards, counts and probabilities. Backwards, without a row's own count: credit[j, 0] holds
     # the change of later rows by one count more at j, and credit[j, 1 + k] the same with one count
     # of k fewer.

@@ -28,9 +28,14 @@ class Components:
     """
 
     def __init__(
-        self, alpha: Tensor, nodes: Tensor, labels: Tensor, choices: Tensor, log_weights: Tensor,
+        self,
+        alpha: Tensor,
+        nodes: Tensor,
+        labels: Tensor,
+        choices: Tensor,
+        log_weights: Tensor,
         shown: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.alpha, self.nodes, self.labels, self.choices = alpha, nodes, labels, choices
         self.shown = labels if shown is None else shown
         self.log_weights = log_weights.log_softmax(0)

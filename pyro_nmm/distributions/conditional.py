@@ -48,9 +48,15 @@ class Conditional(GraphDistribution):
     shown = "observed_rows", "num_classes", "estimator"
 
     def __init__(
-        self, parameters: Parameters, data: Tensor, observed: Tensor | None, order: Tensor | None,
-        estimator: str, *, validate_args=None,
-    ) -> None:  # fmt: skip
+        self,
+        parameters: Parameters,
+        data: Tensor,
+        observed: Tensor | None,
+        order: Tensor | None,
+        estimator: str,
+        *,
+        validate_args=None,
+    ) -> None:
         self.hood, self.data, self.latent = parameters.hood, data, data.is_floating_point()
         self.alpha, self.logits = parameters.alpha, parameters.logits
         self.num_classes = parameters.num_classes

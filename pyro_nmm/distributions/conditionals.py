@@ -75,10 +75,17 @@ class OrderedConditional(Conditional):
     """
 
     def __init__(
-        self, hood: Neighborhood, alpha: Tensor, logits: Tensor, y: Tensor,
-        observed: Tensor | None = None, order: Tensor | None = None,
-        estimator: str = "reward_to_go", *, validate_args=None,
-    ) -> None:  # fmt: skip
+        self,
+        hood: Neighborhood,
+        alpha: Tensor,
+        logits: Tensor,
+        y: Tensor,
+        observed: Tensor | None = None,
+        order: Tensor | None = None,
+        estimator: str = "reward_to_go",
+        *,
+        validate_args=None,
+    ) -> None:
         parameters = Parameters.of(hood, alpha, logits)
         y = check_labels(hood, y, hood.num_nodes)
         super().__init__(parameters, y, observed, order, estimator, validate_args=validate_args)
@@ -130,10 +137,18 @@ class EvidenceConditional(Conditional):
     """
 
     def __init__(
-        self, hood: Neighborhood, alpha: Tensor, logits: Tensor, evidence: Tensor,
-        observed: Tensor | None = None, order: Tensor | None = None,
-        estimator: str = "reward_to_go", *, relabels: bool = False, validate_args=None,
-    ) -> None:  # fmt: skip
+        self,
+        hood: Neighborhood,
+        alpha: Tensor,
+        logits: Tensor,
+        evidence: Tensor,
+        observed: Tensor | None = None,
+        order: Tensor | None = None,
+        estimator: str = "reward_to_go",
+        *,
+        relabels: bool = False,
+        validate_args=None,
+    ) -> None:
         parameters, self.relabels = Parameters.of(hood, alpha, logits), relabels
         data = check_evidence(hood, parameters.alpha, evidence)
         super().__init__(parameters, data, observed, order, estimator, validate_args=validate_args)
@@ -146,9 +161,12 @@ class EvidenceConditional(Conditional):
 
     @torch.no_grad()
     def posterior(
-        self, num_samples: int | None = None, weighted: bool = False, num_sweeps: int = 0,
+        self,
+        num_samples: int | None = None,
+        weighted: bool = False,
+        num_sweeps: int = 0,
         num_states: int | None = None,
-    ) -> Posterior:  # fmt: skip
+    ) -> Posterior:
         r"""The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)

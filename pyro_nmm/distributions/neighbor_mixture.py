@@ -74,9 +74,14 @@ class NeighborMixture(GraphDistribution):
     shown = "hood", "num_classes"
 
     def __init__(
-        self, hood: Neighborhood, alpha: Tensor, logits: Tensor,
-        relabel: Tensor | Channel | None = None, *, validate_args=None,
-    ) -> None:  # fmt: skip
+        self,
+        hood: Neighborhood,
+        alpha: Tensor,
+        logits: Tensor,
+        relabel: Tensor | Channel | None = None,
+        *,
+        validate_args=None,
+    ) -> None:
         self.parameters = parameters = Parameters.of(hood, alpha, logits, relabel)
         self.hood, self.alpha, self.logits = hood, parameters.alpha, parameters.logits
         self.channel, self.relabel = parameters.channel, parameters.channel.relabel
@@ -239,9 +244,13 @@ class NeighborMixture(GraphDistribution):
         return track_provenance(samples, provenance)
 
     def log_likelihood(
-        self, y: Tensor, observed: Tensor | None = None, given: Tensor | None = None,
-        num_particles: int = 64, order: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        y: Tensor,
+        observed: Tensor | None = None,
+        given: Tensor | None = None,
+        num_particles: int = 64,
+        order: Tensor | None = None,
+    ) -> Tensor:
         r"""Estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid y_\rho)`, in nats,
         by importance weights of draws of :math:`q`, see :meth:`OrderedConditional.log_likelihood`.
         It is a lower bound on average, tighter than :meth:`elbo`. With ``given`` it is a ratio of
@@ -282,9 +291,14 @@ class NeighborMixture(GraphDistribution):
         return q.log_likelihood(num_particles, len(first))
 
     def path_likelihood(
-        self, y: Tensor, observed: Tensor | None = None, given: Tensor | None = None,
-        num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3,
-    ) -> PathEstimate:  # fmt: skip
+        self,
+        y: Tensor,
+        observed: Tensor | None = None,
+        given: Tensor | None = None,
+        num_chains: int = 4,
+        num_points: int = 41,
+        num_sweeps: int = 3,
+    ) -> PathEstimate:
         r"""Estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid y_\rho)`, in nats,
         by path sampling over the concentration, with a standard error.
 
@@ -324,9 +338,12 @@ class NeighborMixture(GraphDistribution):
 
     @torch.no_grad()
     def condition(
-        self, y: Tensor, observed: Tensor | None = None, num_samples: int | None = None,
+        self,
+        y: Tensor,
+        observed: Tensor | None = None,
+        num_samples: int | None = None,
         weighted: bool = False,
-    ) -> Posterior:  # fmt: skip
+    ) -> Posterior:
         r"""The posterior :math:`p(\cdot \mid y_\tau)` as a mixture over choices :math:`c_\tau`,
         section 3.6 of the paper. ``y`` is ``(N,)``, and ``observed`` as for :meth:`elbo`.
 

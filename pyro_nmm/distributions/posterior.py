@@ -60,9 +60,16 @@ class Posterior:
     """
 
     def __init__(
-        self, hood: Neighborhood, logits: Tensor, components: Components, channel: Channel = KEEP,
-        *, is_exact: bool = False, weighted: bool = True, chains: SweepRecord | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        hood: Neighborhood,
+        logits: Tensor,
+        components: Components,
+        channel: Channel = KEEP,
+        *,
+        is_exact: bool = False,
+        weighted: bool = True,
+        chains: SweepRecord | None = None,
+    ) -> None:
         self.hood, self.logits, self.components, self.channel = hood, logits, components, channel
         self.parameters = Parameters(hood, components.alpha, logits, channel)
         self.num_classes, self.nodes = self.parameters.num_classes, components.nodes
@@ -92,9 +99,12 @@ class Posterior:
 
     @torch.no_grad()
     def condition(
-        self, y: Tensor, observed: Tensor | None = None, num_samples: int | None = None,
+        self,
+        y: Tensor,
+        observed: Tensor | None = None,
+        num_samples: int | None = None,
         weighted: bool | None = None,
-    ) -> "Posterior":  # fmt: skip
+    ) -> "Posterior":
         r"""The posterior given labels :math:`y_\rho` too: every component draws the new choices,
 
         .. math::

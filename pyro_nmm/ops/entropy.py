@@ -31,9 +31,13 @@ class EntropyEstimator(StrEnum):
 
 
 def entropy_bound(
-    hood: Neighborhood, alpha: Tensor, logits: Tensor, num_samples: int,
-    estimator: EntropyEstimator, order: Tensor | None,
-) -> Tensor:  # fmt: skip
+    hood: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    num_samples: int,
+    estimator: EntropyEstimator,
+    order: Tensor | None,
+) -> Tensor:
     """``(num_samples,)``: see :meth:`NeighborMixture.entropy_bound`."""
     rows = hood if order is None else hood.take(order_to_rows(hood, order))
     attention = rows.softmax(logits.index_select(-1, rows.edge))
@@ -47,9 +51,13 @@ def entropy_bound(
 
 
 def entropy_samples(
-    rows: Neighborhood, alpha: Tensor, attention: Tensor, edges: Tensor, labels: Tensor,
+    rows: Neighborhood,
+    alpha: Tensor,
+    attention: Tensor,
+    edges: Tensor,
+    labels: Tensor,
     component: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     r"""``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``, with
 
     .. math::

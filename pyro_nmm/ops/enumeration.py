@@ -81,9 +81,13 @@ def _log_shown(rows, alpha, logits, labels, matrices):
 
 
 def log_marginals(
-    rows: Neighborhood, alpha: Tensor, logits: Tensor, labels: Tensor, batch_shape: Size,
+    rows: Neighborhood,
+    alpha: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    batch_shape: Size,
     channel: Channel,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """:func:`log_marginal` of labels ``(..., num_rows)`` and parameters of a batch shape."""
     shape = torch.broadcast_shapes(labels.shape[:-1], batch_shape)
     if not shape.numel():  # no labels, no gradient

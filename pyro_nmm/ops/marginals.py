@@ -107,9 +107,13 @@ def pair_marginals(
 
 
 def expected_interaction(
-    hood: Neighborhood, alpha: Tensor, attention: Tensor, marginals: Tensor, pairs: Tensor,
+    hood: Neighborhood,
+    alpha: Tensor,
+    attention: Tensor,
+    marginals: Tensor,
+    pairs: Tensor,
     interaction: Tensor,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     r"""``(..., P)``: :math:`E[\phi(y_i, y_j)]` for pairs of different nodes, without their tables,
 
     .. math::

@@ -100,9 +100,13 @@ def unchanged(sweep: int, *pairs: tuple[Tensor, Tensor]) -> bool:
 
 
 def settle(
-    rows: Neighborhood, groups: ChoiceGroups, attention: Tensor, alpha: Tensor, total: Tensor,
+    rows: Neighborhood,
+    groups: ChoiceGroups,
+    attention: Tensor,
+    alpha: Tensor,
+    total: Tensor,
     uniforms: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Chosen edges ``(B, num_rows)``, and the counts of earlier rows that their edges saw."""
     edges, sweep = pick(rows, attention * (alpha / total), uniforms), 0
     while True:

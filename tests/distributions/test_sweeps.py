@@ -253,7 +253,7 @@ def test_number_of_sweeps(num_sweeps):
 
 
 def test_states_of_a_posterior():
-    """They are samples of the conditional, in the order of its nodes, and sweeps leave their law."""
+    """They are samples of the conditional, in the order of nodes; sweeps leave their law."""
     hood = to_hood(cycle_graph(4))
     mix, mask = NeighborMixture(hood, *parameters(hood, 2)), torch.arange(4) != 1
     q = mix.latents(torch.randn(4, 2), mask)
