@@ -26,7 +26,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 from torch_geometric.utils import to_undirected
 
-from benchmarks.crowds.cases import cases
 from benchmarks.latent import AnnotatedPotts, Found, grid_mixture, majority, noisy, spread_labels
 from benchmarks.nodes import load, node_scores
 from benchmarks.shared.graphs import descend
@@ -285,8 +284,6 @@ def crowdlab(data: Data, num_rounds: int = 2) -> Tensor:
 FILE = RESULTS / "crowds.jsonl"
 OURS, FIELD, BEST = "Annotators", "Annotators, answers independent", "Annotators, best powers"
 WITH, CROWDLAB = "Annotators, pred_probs of a GCN", "GCN, CROWDLAB"
-#: Rows of a model in which annotators copy are kept beside those of today.
-COPYING = "CopyingAnnotators"
 #: Methods without features of the nodes, and NETWORKS, which read them.
 METHODS: dict[str, Callable[[Data], Tensor]] = {
     "majority": votes,
@@ -387,7 +384,7 @@ def coverage(args, results: Records) -> None:
         results.add(**key, **row, accuracies=truth.tolist())
 
 
-TASKS = answers, coverage, cases
+TASKS = answers, coverage
 OPTIONS: dict = {"sets": ["music", "labelme", "digits", "cora", "pubmed"], "data_root": Path}
 OPTIONS |= {"seeds": [0, 1, 2, 3, 4], "choices": {"sets": list(SETS)}}
 main = command(__doc__, TASKS, **OPTIONS, results=FILE)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import cache, lru_cache, partial
 from itertools import product
-from statistics import median
 
 import pyro
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from benchmarks.random_fields import fields, rivals
 from benchmarks.random_fields.fields import Grid, Shape, grid
 from benchmarks.shared.records import RESULTS, Records, command, pick
-from benchmarks.shared.timing import in_a_process, peak_memory, timed
+from benchmarks.shared.timing import timed
 from pyro_nmm import ChosenLabels, NeighborChoice, NeighborMixture, models
 from pyro_nmm.guides import fit_mixture, mean_field
 from pyro_nmm.models import FreeNMM, MarginalField, PairwiseMRF
@@ -172,7 +171,6 @@ STEPS = {"strips": 2000, "large": 600, "annealing": 2000, "amortized": 3000, "de
 #: In windows of 7 x 7; a tenth of the free fit's rate, because it starts near its end.
 WIDE = {"NMM-CNN, 7 x 7": 0.003, "NMM, 7 x 7": 0.01}
 STEPS |= {"corrected": 500, "large, corrected": 300, "many fields": 1000}
-SIZES = [32, 64, 128, 256, 512]
 
 
 def alone(field: PairwiseMRF, **options) -> tuple[Tensor, float]:
@@ -209,13 +207,6 @@ ANSWERS: dict[str, Callable] = {
 
 #: Narrow fields of ``time_to_divergence``, labels and coupling; steps of the fits.
 FIVE, LADDER = [(2, 0.2), (2, 0.4), (2, 0.6), (4, 1.0), (8, 1.22)], [60, 125, 250, 500]
-#: Fits by this code, and by that of version 0.2: from two starts, both to the end.
-CODES = {
-    "now": lambda field, windows, **steps: fit(field, windows, None, lr=RATES["NMM"], **steps),
-    "before": lambda field, windows, **steps: fit_all(
-        field, windows, mean_field(field).marginals, **steps
-    ),
-}
 
 
 def compare(args, names: list[str], make: Callable, **keys) -> None:
@@ -234,25 +225,6 @@ def compare(args, names: list[str], make: Callable, **keys) -> None:
         results.add(**key, **row, seconds=seconds)
 
 
-def loopy(field: models.PairwiseMRF) -> tuple[Tensor | None, float | None]:
-    """Marginals of two labels by PGMax, and seconds; neither if PGMax is not installed."""
-    try:
-        from pgmax import fgraph, fgroup, infer, vgroup
-    except ImportError:
-        return None, None
-    began = time.perf_counter()
-    nodes = vgroup.NDVarArray(num_states=2, shape=(field.num_nodes,))
-    graph = fgraph.FactorGraph(variable_groups=nodes)
-    tables = field.strength.expand(field.num_edges)[:, None, None] * field.interaction
-    pairs = {"variables_for_factors": [[nodes[i], nodes[j]] for i, j in field.edges.T.tolist()]}
-    graph.add_factors(fgroup.PairwiseFactorGroup(**pairs, log_potential_matrix=tables.numpy()))
-    program = infer.build_inferer(graph.bp_state, backend="bp")
-    state = program.init(evidence_updates={nodes: field.unary.numpy()})
-    state = program.run(state, num_iters=300, damping=0.5, temperature=1.0)
-    marginals = infer.get_marginals(program.get_beliefs(state))[nodes]
-    return torch.tensor(marginals.tolist()), time.perf_counter() - began
-
-
 def strips(args, results: Records) -> None:
     windows, steps = fields.grid(fields.STRIPS[2]), {"num_steps": STEPS["strips"]}
     for key in results.missing(task="strips", coupling=fields.COUPLINGS[2], seed=fields.SEEDS):
@@ -264,9 +236,9 @@ def strips(args, results: Records) -> None:
         row["NMM bound"] = loss(mix, field, windows.order, 1024, 64)[0] + log_z
         kl, row["error"] = divergence(mix, field, windows.order)
         found = {"mean field": free, "NMM": mix.marginals()}
-        found["loopy"], seconds["loopy"] = loopy(field)
+        (found["loopy"], _), seconds["loopy"] = timed(loopy_bp, field)
         truth = field.marginals()
-        errors = {k: (p - truth).abs().mean().item() for k, p in found.items() if p is not None}
+        errors = {k: (p - truth).abs().mean().item() for k, p in found.items()}
         results.add(**key, **row, NMM=kl + log_z, marginals=errors, seconds=seconds)
     for labels, couplings in fields.COUPLINGS.items():
         keys = {"task": "strips" if labels == 2 else "potts", "labels": labels}
@@ -352,7 +324,7 @@ def large(field: models.PairwiseMRF, log_z: float | None, starts: Tensor | None 
     given = cnn if field.unary.eq(field.unary[0]).all() else None
     mix, seconds["NMM"] = timed(fit_all, field, windows, free, given, **steps)
     row["NMM"] = loss(mix, field, windows.order, 64, 4)[0]
-    _, seconds["loopy"] = loopy(field)
+    _, seconds["loopy"] = timed(loopy_bp, field)
     return row
 
 
@@ -431,48 +403,9 @@ def many_fields(args, results: Records) -> None:
         results.add(**key, **row)
 
 
-def time_to_divergence(args, results: Records) -> None:
-    """Seconds and divergences of fits of few and of many steps, by this code or by that before."""
-    for labels, coupling in FIVE:
-        windows = fields.grid(fields.STRIPS[labels])
-        keys = {"task": "time", "code": args.code, "labels": labels, "coupling": coupling}
-        for key in results.missing(**keys, steps=LADDER):
-            field, log_z = fields.strip(labels, coupling, 0)
-            pyro.set_rng_seed(0)
-            mix, seconds = timed(CODES[args.code], field, windows, num_steps=key["steps"],
-                                 clock=time.process_time)  # fmt: skip
-            bound, error = loss(mix, field, windows.order, 1024, 64)
-            results.add(**key, KL=bound + log_z, error=error, seconds=seconds)
-
-
-def scaling(args, results: Records) -> None:
-    for key in results.missing(task="scaling", size=SIZES):
-        times, _, above = in_a_process(args.threads, peak_memory, six_steps, key["size"])
-        results.add(**key, seconds=median(times[1:]), MiB=above / 2**20)
-
-
-def six_steps(size: int) -> list[float]:
-    field = models.ising(models.grid_edges(size, size), 0.4, torch.zeros(size * size))
-    windows = fields.grid((size, size))
-    network, one = models.FreeNMM(windows.hood, 2), {"num_steps": 1, "num_samples": 1}
-    return [timed(fit, field, windows, network, **one)[1] for _ in range(6)]
-
-
-def deviations(args, results: Records) -> None:
-    results = Records(args.results.with_name("deviations.jsonl"))
-    windows = fields.grid(fields.STRIPS[2], RADIUS)
-    each = {"seed": fields.SEEDS, "coupling": fields.COUPLINGS[2], "change": ("", "no groups")}
-    for key in results.missing(task="fields", **each):
-        field, log_z = fields.strip(2, key["coupling"], key["seed"])
-        pyro.set_rng_seed(0)
-        network = models.ConvolutionalNMM(RADIUS, groups=not key["change"])
-        mix = fit(field, windows, network, num_steps=STEPS["deviations"], lr=0.003)
-        results.add(**key, bound=loss(mix, field, windows.order, 1024, 64)[0] + log_z)
-
-
-TASKS = strips, letter, plain, amortized, scaling, deviations, corrected, large_corrected
-TASKS += wide_corrected, many_fields, time_to_divergence
-main = command(__doc__, TASKS, results=RESULTS / "fields.jsonl", runs=[0], code="now")
+TASKS = strips, letter, plain, amortized, corrected, large_corrected
+TASKS += wide_corrected, many_fields
+main = command(__doc__, TASKS, results=RESULTS / "fields.jsonl", runs=[0])
 
 if __name__ == "__main__":
     main()

@@ -11,12 +11,12 @@ from statistics import mean, median, stdev
 
 import pyro
 import torch
+from pyro import poutine
 from pyro.infer import TraceGraph_ELBO
 from torch import Tensor
 from torch.nn.functional import cross_entropy, dropout, l1_loss, one_hot
 from torch_geometric.nn import GCN, CorrectAndSmooth
 
-from benchmarks.scale.calls import captured, step_without_value
 from benchmarks.shared.records import Records
 from benchmarks.shared.timing import citation_like, in_a_process, in_turn, peak_memory, timed
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, backend
@@ -39,8 +39,6 @@ OF_POSTERIOR = {"marginals": LARGE, "pairwise": LARGE, "sample": LARGE, "sequent
 QUERIES = dict.fromkeys(("fit", "pooled", "condition", "log_likelihood"), LARGE) | OF_POSTERIOR
 QUERIES |= dict.fromkeys(("smooth", "known", "joint"), LARGE)
 QUERIES |= dict.fromkeys(("sweep", "annotators"), LATENT)
-#: Labels of a StackedNMM.
-NUM_LABELS = 10
 
 
 def measured(function: Callable, *args) -> tuple:
@@ -121,31 +119,6 @@ def latent(query: str, hood: Neighborhood, num_classes: int) -> tuple[str, Calla
     first, second = torch.rand(2, 1, hood.num_nodes, dtype=torch.double)
     draw = draw_entries(hood, terms, first)
     return "a sweep of latent labels, one chain", partial(sweep, hood, terms, draw, second[None])
-
-
-def sizes(args, results: Records) -> None:
-    for key in results.missing(task="sizes", nodes=args.sizes, threads=args.threads):
-        edges, rows = in_a_process(args.threads, in_memory, key["nodes"])
-        for stage, row in rows.items():
-            results.add(**key, classes=NUM_LABELS, stage=stage, **row, edges=edges)
-
-
-def in_memory(nodes: int) -> tuple[int, dict[str, dict]]:
-    """A graph, a fit, and posterior marginals of all nodes."""
-    if nodes > 500:
-        in_memory(500)  # pays for what is loaded or compiled
-    torch.manual_seed(0)
-    rows = {}
-    edges, rows["a graph"] = measured(citation_like, nodes, 5 * nodes)
-    hood, rows["neighbourhoods"] = measured(Neighborhood, edges, nodes)
-    del edges
-    scores, y = 2 * torch.randn(nodes, NUM_LABELS), torch.randint(NUM_LABELS, (nodes,))
-    part = torch.rand(nodes)
-    given, held_out = (hood, scores, y, part < 0.02), part > 0.98
-    stacked, rows["fit"] = measured(StackedNMM(NUM_LABELS).fit, *given, held_out)
-    mixture, rows["alpha and attention"] = measured(stacked.mixture, *given)
-    _, rows["marginals"] = measured(mixture.marginals)
-    return hood.num_edges, rows
 
 
 ESTIMATORS = ["reward_to_go", "one_step_credit", "no_score"]
@@ -236,16 +209,27 @@ def step(args, results: Records) -> None:
         results.add(**key, seconds=seconds(args.repeats, functions))
 
 
-def evidence(args, results: Records) -> None:
-    place, *parts, y = problem(*PUBMED)
-    table = torch.randn(len(y), PUBMED[2], requires_grad=True)
-    each = {"classes": PUBMED[2], "particles": args.samples, "estimator": ESTIMATORS}
-    for key in results.missing(task="evidence", **place, threads=args.threads, **each):
-        how = key["particles"], key["estimator"]
-        observed = partial(observed_step, (*parts, y, None), *how)
-        latent = partial(latent_step, (*parts, table), *how)
-        found = seconds(args.repeats, {"observed": observed, "evidence": latent})
-        results.add(**key, seconds=found)
+def step_without_value(
+    model: Callable, guide: Callable, num_chains: int, *given, **observed
+) -> None:
+    """Adds the gradients of ``Trace_ELBO``, but does not ask for its value, which is a wait."""
+    with pyro.plate("num_particles_vectorized", num_chains, dim=-1):
+        drawn = poutine.trace(guide).get_trace(*given, **observed)
+        replayed = poutine.trace(poutine.replay(model, trace=drawn))
+        (replayed.get_trace(*given, **observed).log_prob_sum() / -num_chains).backward()
+
+
+def captured(step: Callable[[], object]) -> Callable[[], None]:
+    """The step as a CUDA graph, after three steps that load libraries and start chains."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def queries(nodes: int, at: str) -> dict[str, Callable]:
