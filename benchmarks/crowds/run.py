@@ -30,8 +30,7 @@ from benchmarks.latent import AnnotatedPotts, Found, grid_mixture, majority, noi
 from benchmarks.nodes import load, node_scores
 from benchmarks.shared.graphs import descend
 from benchmarks.shared.records import RESULTS, Records, command
-from pyro_nmm.fitting import minimise
-from pyro_nmm.models import Annotators, Consensus, accuracy
+from pyro_nmm.models import Annotators, accuracy
 from pyro_nmm.models.hidden import mixture_em
 
 #: A classifier, and the features that it sees.
@@ -282,7 +281,7 @@ def crowdlab(data: Data, num_rounds: int = 2) -> Tensor:
 
 
 FILE = RESULTS / "crowds.jsonl"
-OURS, FIELD, BEST = "Annotators", "Annotators, answers independent", "Annotators, best powers"
+OURS, FIELD = "Annotators", "Annotators, answers independent"
 WITH, CROWDLAB = "Annotators, pred_probs of a GCN", "GCN, CROWDLAB"
 #: Methods without features of the nodes, and NETWORKS, which read them.
 METHODS: dict[str, Callable[[Data], Tensor]] = {
@@ -313,19 +312,6 @@ def scores(probs: Tensor, data: Data) -> dict:
     return {name: node_scores(clear[rows], data.y[rows]) for name, rows in parts.items()}
 
 
-def best_powers(found: Consensus, data: Data) -> Tensor:
-    """The pool with the powers that suit the true labels best: by hindsight."""
-    rows, names = (data.answers >= 0).any(1), list(found.powers)
-    logs = [found.priors[name].double().log() for name in names[:-1]]
-    pooled = sum(found.powers[name] * each for name, each in zip(names, logs, strict=False))
-    logs.append((found.probs.double().clamp(min=1e-300).log() - pooled) / found.powers["answers"])
-    names, logs = names[1:], logs[1:]  # shares of the labels have no part in the pool
-    parts = torch.stack(logs, -1)
-    powers = torch.full((len(names),), 0.5).double().requires_grad_()
-    minimise(lambda: cross_entropy(parts[rows] @ powers, data.y[rows]), [powers], 60)
-    return (parts @ powers).softmax(-1).detach()
-
-
 def answers(args, results: Records) -> None:
     for name in args.sets:
         kinds = KINDS[: 4 if name in ALONE else 2]
@@ -354,15 +340,14 @@ def with_network(data: Data) -> Tensor:
 
 
 def own(data: Data) -> dict[str, Callable[[Data], Tensor]]:
-    """Our consensus, its parts, and the powers of hindsight, of one fit."""
+    """Our consensus and the field before the pool, of one fit."""
     size, kept = int(data.y.max()) + 1, {}
 
     def default(data: Data) -> Tensor:
         kept["fit"] = Annotators(size).fit(data.edge_index, data.answers)
         return kept["fit"].probs
 
-    found = {OURS: default, FIELD: lambda data: kept["fit"].field.probs}
-    return found | {BEST: lambda data: best_powers(kept["fit"], data)}
+    return {OURS: default, FIELD: lambda data: kept["fit"].field.probs}
 
 
 def shared(y: Tensor, right: Tensor, strength: float) -> Tensor:

@@ -7,7 +7,6 @@ import pandas as pd
 from pandas import DataFrame
 
 from benchmarks.crowds.run import (
-    BEST,
     FIELD,
     METHODS,
     NETWORKS,
@@ -28,7 +27,7 @@ PARTS = {"answered": "answered", "test": "unanswered test images"}
 def methods(files: Files) -> DataFrame:
     """A row for each method and seed, on answered or unanswered nodes."""
     stored, rows = frame(files["crowds"], task="answers"), []
-    order = [*METHODS, OURS, FIELD, BEST, *NETWORKS, WITH]
+    order = [*METHODS, OURS, FIELD, *NETWORKS, WITH]
     for part, name in PARTS.items():
         prefix = "" if part == "test" else f"{part}."  # as `frame` has it
         columns = {f"{prefix}{score}": score for score in ("accuracy", "nll", "brier", "ece")}
@@ -65,9 +64,6 @@ def crowds_summary(files: Files) -> str:
             line |= {f"best rival, {name}": f"{mean[score][best[score]]:.3f} ({best[score]})"}
         line["ECE"] = f"{part['ece'].mean():.3f}"
         line["its ECE"] = f"{mean['ece'][best['accuracy']]:.3f}"
-        hindsight = rows[rows["method"] == BEST].merge(part[[*names, "seed"]])
-        above = part["nll"].mean() - hindsight["nll"].mean()
-        line["NLL above the best powers"] = f"{above:.3f}"
         lines.append(line)
     return shared.markdown(lines, left=3)
 

@@ -6,9 +6,7 @@
 from itertools import combinations
 from math import nan
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from benchmarks.shared import tables as shared
@@ -112,19 +110,4 @@ def denoising_validated(files: Files) -> str:
     return table(rows, ["network", "method", "seed"], cells)
 
 
-def steps_figure(files: Files) -> Figure:
-    rows = stored(files, "train").sort_values("step")
-    rows = rows[(rows["network"] == rows["network"].min()) & (rows["seed"] == 0)]
-    trunk = rows[rows["method"] == "trunk"]
-    figure, axis = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
-    for (method,), part in shared.groups(rows, ["method"]):
-        if part["step"].min() > trunk["step"].max():  # it starts where the trunk ends
-            part = pd.concat([trunk.tail(1), part])
-        axis.plot(part["step"], part["PSNR"], label=method, marker="o", ms=3, lw=1.2)
-    axis.set(xlabel="step", ylabel="PSNR on validation images, dB")
-    axis.legend(frameon=False, loc="lower right")
-    return figure
-
-
 TABLES = denoised, denoising_steps, denoising_validated
-FIGURES = {"denoising_steps.png": steps_figure}

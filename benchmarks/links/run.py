@@ -113,12 +113,11 @@ def fit(args, problem: Problem, guide: str, settings: dict, seed: int) -> tuple[
     """The fitted guide, and what its row says of the fit. Losses are in nats per pair of nodes."""
     pair, data, split = build(problem, guide, settings, seed), problem.data, problem.split
     curve, seconds = timed(fit_links, pair, split, data.x, num_steps=args.num_steps or 500)
-    means = [mean(curve[i : i + 10]) for i in range(0, len(curve), 10)]
     inputs = pair.eval().model, pair.guide, split.train, data.x, split.held_out
     with torch.no_grad():
         loss = mean(TraceMeanField_ELBO().loss(*inputs) for _ in range(20)) / data.num_nodes**2
-    row = {"settings": settings, "loss in training": mean(means[-5:]), "loss": loss}
-    return pair, row | {"seconds": seconds / len(curve), "curve": means}
+    row = {"settings": settings, "loss in training": mean(curve[-50:]), "loss": loss}
+    return pair, row | {"seconds": seconds / len(curve)}
 
 
 def measure(args, problem: Problem, guide: str, settings: dict, seed: int, parts, draws=DRAWS):
@@ -262,8 +261,7 @@ def measured(args, key: dict, guide: str, settings: dict) -> dict:
     method = measure_rival if guide in RIVALS else measure
     problem = Problem.of(args, key["dataset"], key["seed"])
     parts = ["val"] if key["task"] in ("search", "attention") else ["val", "test"]
-    row = method(args, problem, guide, settings, key["seed"], parts)
-    return {k: v for k, v in row.items() if k != "curve" or key["task"] == "compare"}
+    return method(args, problem, guide, settings, key["seed"], parts)
 
 
 def search(args, results: Records) -> None:

@@ -5,10 +5,7 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from benchmarks.shared import tables as shown
 from benchmarks.shared.records import Files, pick
@@ -110,23 +107,4 @@ def bounds(files: Files) -> str:
     return table(compared(files), ["graph", "method"], cells)
 
 
-def link_bound(files: Files) -> Figure:
-    rows = compared(files)
-    rows = rows[rows["graph"] == "NIPS12"]
-    figure, axis = plt.subplots(figsize=(5, 3.6), layout="constrained")
-    for (guide,), part in shown.groups(rows, ["method"]):
-        color = "#D55E00" if guide == THEIRS else "#0072B2"
-        values = -np.array(part["curve"].tolist())
-        steps = 10 * np.arange(1, values.shape[1] + 1)
-        axis.plot(steps, values.T, color=color, lw=0.4, alpha=0.4)
-        axis.plot(steps, values.mean(0), color=color, lw=1.8, label=guide)
-    every = -np.array(rows["curve"].tolist())
-    low = every[:, every.shape[1] // 8].min()  # the first steps are far below the others
-    axis.set(xlabel="step", ylabel="evidence lower bound, nats per pair of nodes")
-    axis.set(title=f"NIPS12, {len(values)} splits and their mean", ylim=(low, every.max() + 0.005))
-    axis.legend(frameon=False, loc="lower right")
-    return figure
-
-
 TABLES = pooled_links, link_rivals, published_links, bounds
-FIGURES = {"link_bound.png": link_bound}

@@ -96,14 +96,14 @@ def cases(args, results: Records, task: str, base: str = "", **each) -> Iterator
         yield key, keys, data, hood, settings
 
 
-def add(results: Records, key: dict, fitted, data, hood, curve=None, **options) -> None:
+def add(results: Records, key: dict, fitted, data, hood, **options) -> None:
     """Add rows of StackedNMM and temperature scaling on a fit, then of the fit itself."""
     mixes = isinstance(fitted, NeighborMixture)
     scores = fitted.alpha.log() if mixes else fitted
     stacked, seconds = timed(stack, hood, scores, data)
     models = [(", stacked", stacked, {"fit seconds": seconds})]
     models += [] if mixes else [(", temperature", calibrated(scores, data), {})]
-    models += [("", fitted if mixes else scores.softmax(-1), {"curve": curve} if curve else {})]
+    models += [("", fitted if mixes else scores.softmax(-1), {})]
     # The row of the fit comes last, because an interrupted run repeats a fit without it.
     for ending, model, more in models:
         row = evaluate(model, data, **options) | more
@@ -121,9 +121,7 @@ def search(args, results: Records) -> None:
 def accuracy(args, results: Records) -> None:
     each = {"seed": range(args.num_seeds), "method": args.methods, "settings of": args.settings_of}
     for key, _, data, hood, settings in cases(args, results, "accuracy", **each):
-        fitted, curve = fit(key, data, hood, settings)
-        first = [score for score, _ in curve] if key["seed"] == 0 else None
-        add(results, key, fitted, data, hood, first, joint=True)
+        add(results, key, fit(key, data, hood, settings)[0], data, hood, joint=True)
 
 
 def pairs(args, results: Records, task: str = "pairs") -> None:

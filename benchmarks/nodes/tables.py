@@ -5,9 +5,7 @@
 
 from itertools import product
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from benchmarks.nodes.run import METHODS
@@ -216,34 +214,5 @@ def heterophilous(files: Files) -> str:
     return shared.table(rows, [*LINES, "edges"], cells)
 
 
-#: Lines of the figure of training sizes: colour, shift of the points, and where the name stands.
-DRAWN = {
-    "backbone + consistency": ("#009E73", -0.008, (0.222, 0.56)),
-    "StackedNMM on backbone": ("#E69F00", 0.0, (0.522, 0.0)),
-    "NMM": ("#0072B2", 0.008, (0.315, -0.36)),
-}
-
-
-def training_size(files: Files) -> Figure:
-    """Points above the backbone: means over graphs and backbones, and a dot for each of these."""
-    rows, figure = runs(files, "sizes"), plt.figure(figsize=(5, 4), layout="constrained")
-    axis = figure.subplots()
-    axis.axhline(0, color="0.4", lw=1, zorder=0)
-    for model, (color, shift, place) in DRAWN.items():
-        means = {}
-        for (share,), peers in shared.groups(rows, ["ratio"]):
-            own = peers[peers["model"] == model]
-            gaps = shared.differences(own, peers, CELL, BACKBONE, "accuracy")
-            dots = [100 * gap.mean for gap in gaps]
-            axis.plot([share + shift] * len(dots), dots, "o", ms=4, color=color, alpha=0.4, mew=0)
-            means[share + shift] = sum(dots) / len(dots)
-        axis.plot(means.keys(), means.values(), "o-", ms=6, lw=2, color=color)
-        axis.annotate(model.replace(" on ", "\non "), place, color=color, fontsize=11)
-    axis.set(xlabel="share of training nodes", xticks=rows["ratio"].unique())
-    axis.set_ylabel("accuracy: points above the backbone")
-    return figure
-
-
 TABLES = accuracy, deviations, pairs, gains, against_backbone_in_short, gains_in_short
 TABLES += end_to_end_in_short, sizes_in_short, spn_in_short, spn, relabelled_in_short, heterophilous
-FIGURES = {"training_size.png": training_size}

@@ -24,11 +24,10 @@ from pyro_nmm.guides import fit_mixture, mean_field
 from pyro_nmm.models import FreeNMM, MarginalField, PairwiseMRF
 from pyro_nmm.models.random_fields import coarseness
 
-EVERY = ["mean field", "chains", "Bethe", "tree-reweighted"]
+EVERY = ["mean field", "chains"]
 EVERY += ["NMM, 500 steps", "NMM of half, 500 steps", "VAN, 150 steps", "VAN, 600 steps"]
 #: Further fits for two labels, and windows as the number of labels allows.
-LONG = ["NMM, 2000 steps", "NMM, 5 x 5, 2000 steps", "NMM of half, 2000 steps"]
-LONG += ["NMM of half, row by row, 500 steps", "NMM of half, row by row, 2000 steps"]
+LONG = ["NMM, 2000 steps", "NMM of half, 2000 steps"]
 WINDOWS = {
     2: ["windows 3 x 3, 8 given", "windows 5 x 5, 8 given", "windows 7 x 7, 8 given"],
     4: ["windows 3 x 3, 4 given", "windows 5 x 5, 4 given", "windows 7 x 7, 6 given"],
@@ -36,8 +35,7 @@ WINDOWS = {
 }
 #: By the number of labels; and those whose cost allows 128 x 128 pixels.
 NARROW = {2: EVERY + WINDOWS[2] + LONG, 4: EVERY + WINDOWS[4], 8: EVERY + WINDOWS[8]}
-LARGE = ["chains", "Bethe", "NMM of half, 500 steps", *WINDOWS[2]]
-MESSAGES = {"Bethe": rivals.bethe, "tree-reweighted": rivals.tree_reweighted}
+LARGE = ["chains", "NMM of half, 500 steps", *WINDOWS[2]]
 #: Draws for a KL divergence, and random starts of mean fields.
 DRAWS, STARTS = 2048, 12
 
@@ -119,12 +117,12 @@ def fit_all(field: PairwiseMRF, windows: Grid, marginals: Tensor, given=None, **
     return min(fits(field, windows, starts, **steps), key=score)
 
 
-def fit_half(field: PairwiseMRF, shape: Shape, marginals: Tensor, by_row: bool, **steps: int):
+def fit_half(field: PairwiseMRF, shape: Shape, marginals: Tensor, **steps: int):
     """
-    The NMM of every other pixel, the rest summed out: first from coarse to fine or, ``by_row``,
-    the others. Also the field of the pixels that stay, and the order of the fit.
+    The NMM of every other pixel, first from coarse to fine, the rest summed out. Also the field of
+    the pixels that stay, and the order of the fit.
     """
-    half = MarginalField(field, (coarseness(*shape) == 2) == by_row)
+    half = MarginalField(field, coarseness(*shape) != 2)
     windows, stay = grid(shape, 2, half.stay), half.nodes
     # The nearest pixels are diagonal, at a squared distance of 2.
     starts = two_starts(field.unary[stay], marginals[stay], -0.25 * windows.distance)
@@ -133,10 +131,8 @@ def fit_half(field: PairwiseMRF, shape: Shape, marginals: Tensor, by_row: bool, 
 
 
 def fitted(name: str, field: PairwiseMRF, shape: Shape):
-    """Messages with an estimate of log Z, or a function of the loss and, if sampled, its error."""
+    """A function of the loss and, if sampled, its error."""
     kind, numbers = name.split(",")[0], [int(n) for n in re.findall(r"\d+", name)]
-    if kind in MESSAGES:
-        return MESSAGES[kind](field)
     if kind == "chains":
         rows = torch.arange(field.num_nodes).view(shape)
         starts = STARTS if field.num_nodes < 1000 else 2  # for speed
@@ -153,9 +149,9 @@ def fitted(name: str, field: PairwiseMRF, shape: Shape):
     if kind == "mean field":
         return lambda: (losses[0].item(),)
     if kind == "NMM of half":
-        found = fit_half(field, shape, marginals, "row by row" in name, num_steps=numbers[-1])
+        found = fit_half(field, shape, marginals, num_steps=numbers[-1])
         return partial(drawn_bound, *found, DRAWS)
-    windows = grid(shape, 2 if "5 x 5" in name else 1)
+    windows = grid(shape)
     mix = fit_all(field, windows, marginals, num_steps=numbers[-1])
     return partial(loss, mix, field, windows.order, 1024, 64)
 
@@ -179,12 +175,6 @@ def alone(field: PairwiseMRF, **options) -> tuple[Tensor, float]:
     return marginals, -losses[0].item()
 
 
-def loopy_bp(field: PairwiseMRF) -> tuple[Tensor, float]:
-    """Marginals and the Bethe approximation of log Z, until messages change by 1e-4."""
-    found = rivals.propagate(field, torch.ones(field.num_edges).double(), tolerance=1e-4)
-    return found.marginals, found.log_z
-
-
 @torch.no_grad()
 def answer(field: PairwiseMRF, windows: Grid, network: nn.Module) -> NeighborMixture:
     return NeighborMixture(windows.hood, *network(windows.hood, field))
@@ -198,7 +188,7 @@ def fit_on_top(field: PairwiseMRF, windows: Grid, network: nn.Module) -> Neighbo
 ANSWERS: dict[str, Callable] = {
     "mean field": lambda field, *_: alone(field),
     "mean field, 10 sweeps": lambda field, *_: alone(field, **QUICK),
-    "loopy BP": lambda field, *_: loopy_bp(field),
+    "loopy BP": lambda field, *_: rivals.loopy(field),
     "Gibbs, 100 sweeps": lambda field, *_: (rivals.gibbs(field), None),
     "NMM-CNN": answer,
     "NMM-CNN, 50 steps more": fit_on_top,
@@ -217,11 +207,8 @@ def compare(args, names: list[str], make: Callable, **keys) -> None:
         field, log_z = make(key.get("coupling"), key["seed"])
         pyro.set_rng_seed(0)
         score, seconds = timed(fitted, key["method"], field, shape, clock=time.process_time)
-        if key["method"] in MESSAGES:
-            row = {"change": score.change, "log Z error": score.log_z - log_z}
-        else:
-            row = dict(zip(("KL", "error"), score(), strict=False))
-            row["KL"] += log_z
+        row = dict(zip(("KL", "error"), score(), strict=False))
+        row["KL"] += log_z
         results.add(**key, **row, seconds=seconds)
 
 
@@ -236,7 +223,7 @@ def strips(args, results: Records) -> None:
         row["NMM bound"] = loss(mix, field, windows.order, 1024, 64)[0] + log_z
         kl, row["error"] = divergence(mix, field, windows.order)
         found = {"mean field": free, "NMM": mix.marginals()}
-        (found["loopy"], _), seconds["loopy"] = timed(loopy_bp, field)
+        (found["loopy"], _), seconds["loopy"] = timed(rivals.loopy, field)
         truth = field.marginals()
         errors = {k: (p - truth).abs().mean().item() for k, p in found.items()}
         results.add(**key, **row, NMM=kl + log_z, marginals=errors, seconds=seconds)
@@ -324,7 +311,7 @@ def large(field: models.PairwiseMRF, log_z: float | None, starts: Tensor | None 
     given = cnn if field.unary.eq(field.unary[0]).all() else None
     mix, seconds["NMM"] = timed(fit_all, field, windows, free, given, **steps)
     row["NMM"] = loss(mix, field, windows.order, 64, 4)[0]
-    _, seconds["loopy"] = timed(loopy_bp, field)
+    _, seconds["loopy"] = timed(rivals.loopy, field)
     return row
 
 

@@ -83,12 +83,6 @@ def field_rivals(files: Files) -> str:
     return table(rows, ["labels", "method"], cells | SECONDS)
 
 
-def log_z_rivals(files: Files) -> str:
-    cells = {"log Z, minus exact": lambda f, _: ", ".join(f"{e:+.2f}" for e in f["log Z error"])}
-    cells |= {"last change of a message": average("change", ".0e", of=max)} | SECONDS
-    return table(narrow(files, "log Z error"), ["labels", "method", "coupling"], cells)
-
-
 def named(rows: list[dict]) -> list[dict]:
     """Rows of large fields, by the name of the field."""
     found = (r | {"field": f"{r['task']} {r.get('coupling', r.get('seed'))}"} for r in rows)
@@ -146,15 +140,12 @@ def corrected(files: Files) -> str:
 
 def large_rivals(files: Files) -> str:
     rows = named(files["fields_compared"])
-    for row in rows:
-        heading = "KL, {}" if "KL" in row else "{}, log Z minus exact"
-        row["heading"] = heading.format(row["method"])
 
     def cell(part: DataFrame, peers: DataFrame) -> str:
-        own = with_error("KL", "error")(part, peers) or first("log Z error", "+.1f")(part, peers)
+        own = with_error("KL", "error")(part, peers)
         return f"{own} ({first('seconds', '.0f')(part, peers)} s)"
 
-    return table(frame(rows), ["field"], {"{}": cell}, across="heading")
+    return table(frame(rows), ["field"], {"KL, {}": cell}, across="method")
 
 
 def amortized(files: Files) -> str:
@@ -190,8 +181,6 @@ FAMILIES = {
     "chains": ("#000000", "D"),
     "windows": ("#009E73", "^"),
     "VAN": ("#CC79A7", "v"),
-    "NMM, 5 x 5": ("#56B4E9", "o"),
-    "NMM of half, row by row": ("#E69F00", "o"),
     "NMM of half": ("#D55E00", "o"),
     "NMM": ("#0072B2", "o"),
 }
@@ -215,6 +204,6 @@ def field_seconds(files: Files) -> Figure:
     return figure
 
 
-TABLES = (strips, field_rivals, log_z_rivals, large, large_rivals, amortized)
+TABLES = (strips, field_rivals, large, large_rivals, amortized)
 TABLES += (corrected, many_fields)
 FIGURES = {"field_seconds.png": field_seconds}

@@ -50,14 +50,7 @@ PEERS += ("HMCGibbs, conditionals by hand",)
 BESIDE: dict[str, dict] = {
     "FieldGibbs, random walk": {"kernel": RandomWalkKernel},
     "FieldGibbs": {},
-    "FieldGibbs, no joint moves": {"num_sweeps": 20, "num_moves": 0},
 }
-BESIDE |= {
-    f"FieldGibbs, random walk, {number} joint moves": {
-        "kernel": RandomWalkKernel, "num_moves": number,
-    }
-    for number in (4, 8, 16)
-}  # fmt: skip
 SAMPLERS, REFERENCE = [*BESIDE, *PEERS], "FieldGibbs, random walk"
 
 

@@ -27,14 +27,13 @@ from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn import GCN, CorrectAndSmooth
-from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
+from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
 
 from benchmarks.nodes import node_scores
 from benchmarks.shared.graphs import descend
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import in_a_process, peak_memory, timed
-from pyro_nmm import Neighborhood
-from pyro_nmm.models import StackedNMM, temperature_scaling
+from pyro_nmm.models import temperature_scaling
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
 FOLDS, ROWS, NEIGHBORS, CLIP = 5, 4000, 10, 1e-3
@@ -214,27 +213,6 @@ def gcn(table: Table, num_epochs: int = 100) -> Tensor:
     return scaled(torch.stack([*map(logits, table.rests)]), logits(table.folds >= 0), table)
 
 
-def half(table: Table) -> Tensor:
-    """``StackedNMM`` with every other label held out from the classifier."""
-    size, y = len(table.labels), torch.from_numpy(table.labels)
-    order = table.labelled[np.argsort(table.folds[table.labelled], kind="stable")]
-    train, held_out = (index_to_mask(torch.from_numpy(order[k::2]), size) for k in (0, 1))
-    fit = table.make().fit(table.rows[train], table.labels[train])
-    probs = np.full((size, table.num_classes), CLIP)
-    probs[:, fit.classes_] = fit.predict_proba(table.rows)
-    scores, hood = log_probs(probs), Neighborhood(table.edges, size)
-    stacked = StackedNMM(table.num_classes).fit(hood, scores, y, train, held_out)
-    return stacked.posterior(hood, scores, y, train | held_out).marginals()
-
-
-def scores_alone(table: Table) -> Tensor:
-    """``StackedNMM(pool=False)``, fitted to five folds."""
-    y, folds = torch.from_numpy(table.labels), torch.from_numpy(table.folds)
-    hood = Neighborhood(table.edges, len(y))
-    stacked = StackedNMM(pool=False).fit(hood, table.parts, y, folds=folds)
-    return stacked.posterior(hood, log_probs(table.whole), y, folds >= 0).marginals()
-
-
 def ours(table: Table, graph: object = None, **options) -> np.ndarray:
     options = {"metric": table.metric, "random_state": 0} | options
     model = NeighborMixtureClassifier(table.make(), **options)
@@ -250,8 +228,6 @@ METHODS: dict[str, Method] = {
     "C&S": correct_and_smooth,
     "stacking with ten neighbors": stacking,
     "sigmoid": partial(calibrated, "sigmoid"),
-    "StackedNMM, half held out": half,
-    "StackedNMM, scores alone": scores_alone,
     "self-training": self_training,
     "label spreading": label_spreading,
     "GCN, temperature from five folds": gcn,

@@ -51,7 +51,7 @@ def classifiers_on_tables(files: Files) -> str:
 
 def each_table(files: Files) -> str:
     rows = rows_of(files, "tables")
-    cells: dict[str, Cell] = {"agreement": average("agreement", ".2f")}
+    cells: dict[str, Cell] = {"agreement": only(OURS, average("agreement", ".2f"))}
     for name in ("classifier", SCIKIT, TEMPERATURE, OURS):
         cells[name] = only(name, average("nll", ".3f"))
     cells |= {f"NMM minus {name}": minus(name) for name in (SCIKIT, TEMPERATURE)}
