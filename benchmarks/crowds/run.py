@@ -26,10 +26,11 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 from torch_geometric.utils import to_undirected
 
-from benchmarks.latent import AnnotatedPotts, Found, grid_mixture, majority, noisy, spread_labels
+from benchmarks.latent import AnnotatedPotts, Found, majority, spread_labels
 from benchmarks.nodes import load, node_scores
 from benchmarks.shared.graphs import descend
 from benchmarks.shared.records import RESULTS, Records, command
+from pyro_nmm import NeighborMixture, sources
 from pyro_nmm.models import Annotators, accuracy
 from pyro_nmm.models.hidden import mixture_em
 
@@ -348,6 +349,21 @@ def own(data: Data) -> dict[str, Callable[[Data], Tensor]]:
         return kept["fit"].probs
 
     return {OURS: default, FIELD: lambda data: kept["fit"].field.probs}
+
+
+def noisy(y: Tensor, accuracies: Tensor, num_labels: int) -> Tensor:
+    """``(N, M)`` answers, a third of them missing; errors are uniform over the other labels."""
+    size = len(y), len(accuracies)
+    shift = torch.randint(1, num_labels, size)
+    answers = (y[:, None] + shift * (torch.rand(size) >= accuracies)) % num_labels
+    return answers.masked_fill(torch.rand(size) < 1 / 3, -1)
+
+
+def grid_mixture(side: int, num_labels: int) -> NeighborMixture:
+    """Labels of a grid, whose sources are four pixels apart."""
+    hood = sources.grid(side, side, stride=4)
+    alpha = torch.full((hood.num_sources, num_labels), 0.2 / num_labels)
+    return NeighborMixture(hood, alpha, torch.zeros(hood.num_edges))
 
 
 def shared(y: Tensor, right: Tensor, strength: float) -> Tensor:

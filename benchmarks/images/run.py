@@ -30,10 +30,6 @@ from pyro_nmm.fitting import Steps
 
 #: Factors of all widths of an NMM, and widths for all values of a U-Net.
 FACTORS, WIDTHS = torch.logspace(-0.5, 0.5, 41).tolist(), torch.logspace(0, 1.5, 61).tolist()
-#: Sides of tiles, and distances of pixels whose errors are correlated.
-SIDES, LAGS = (2, 4, 8, 16), (1, 2, 4, 8)
-#: Samples of an image whose spectra are averaged, and equal bins of frequencies up to `NYQUIST`.
-DRAWS, BINS, NYQUIST = 2, 16, 0.5
 
 
 def marginal(mix: PixelMixture, clean: Tensor) -> float:

@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import mean
 from typing import NamedTuple
 
 import pandas as pd
@@ -27,7 +26,7 @@ from torch_geometric.utils import degree, remove_self_loops, to_torch_coo_tensor
 from benchmarks.nodes import node_scores
 from benchmarks.shared.records import RESULTS, Records, command, pick
 from benchmarks.shared.timing import timed as timed_by
-from pyro_nmm import NeighborMixture, sources
+from pyro_nmm import sources
 from pyro_nmm.fitting import minimise
 from pyro_nmm.models import Annotators, fit_field, potts
 from pyro_nmm.models.hidden import leave_one_out, mixture_em
@@ -177,8 +176,8 @@ SECTIONS = ["151507", "151509", "151670", "151672", "151673", "151675"]
 NUMBERS, HALVINGS = [3, 4, 5, 6, 7, 8], [0, 1, "PCA and UMAP"]
 #: One method of every group that is fitted together to a section.
 METHODS = ["NMM, types", "NMM", "Dawid-Skene", "Potts, mean field, types"]
-#: Types of clusterings, starts of a fit to them, draws of sources, and epochs of a GCN.
-NUM_TYPES, STARTS, DRAWS, NUM_EPOCHS = 16, 5, 2, 100
+#: Types of clusterings, and starts of a fit to them.
+NUM_TYPES, STARTS = 16, 5
 
 
 def section(root: Path, name: str) -> Data:
@@ -197,26 +196,13 @@ def section(root: Path, name: str) -> Data:
     return Data(answers=answers, y=truth, edge_index=edges, place=place)
 
 
-def noisy(y: Tensor, accuracies: Tensor, num_labels: int, copying: bool = False) -> Tensor:
-    """``(N, M)`` answers, a third of them missing; errors are uniform over the other labels."""
-    size = len(y), len(accuracies)
-    shift = torch.randint(1, num_labels, size)
-    answers = (y[:, None] + shift * (torch.rand(size) >= accuracies)) % num_labels
-    if copying:  # the last one mostly repeats the one before
-        answers[:, -1] = torch.where(torch.rand(len(y)) < 0.8, answers[:, -2], answers[:, -1])
-    return answers.masked_fill(torch.rand(size) < 1 / 3, -1)
-
-
-def fitted(emission: Annotators, answers: Tensor, choice: list[tuple], num_starts=1) -> Found:
-    """Our fits, one for each draw of the sources: mean probabilities and mean numbers."""
+def fitted(emission: Annotators, data: Data, num_starts: int) -> Found:
+    """Our fit at the sources of a section."""
+    hood, x = data.place
     options = {"num_starts": num_starts, "num_steps": NUM_STEPS}
-    fields = [fit_field(emission, hood, answers, x, **options) for hood, x in choice]
-    row = {
-        "score": mean(field.score for field in fields),
-        "left out": mean(leave_one_out(field, answers).mean().item() for field in fields),
-        "kappa": mean(field.prior.log_kappa.exp().item() for field in fields),
-    }
-    return Found(torch.stack([field.probs for field in fields]).mean(0), row)
+    field = fit_field(emission, hood, data.answers, x, **options)
+    row = {"score": field.score, "left out": leave_one_out(field, data.answers).mean().item()}
+    return Found(field.probs, row | {"kappa": field.prior.log_kappa.exp().item()})
 
 
 def scores(probs: Tensor, y: Tensor) -> dict:
@@ -285,7 +271,7 @@ def cortex(args, results: Records) -> None:
             types = NUM_TYPES if key["method"].endswith("types") else None
             emission = Annotators(key["labels"], num_types=types, aligned=False)
             if key["method"].startswith("NMM"):
-                found = {key["method"]: timed(fitted, emission, data.answers, [data.place], STARTS)}
+                found = {key["method"]: timed(fitted, emission, data, STARTS)}
             else:
                 found = rivals(emission, data, STARTS)
             for method, fit in found.items():
@@ -293,16 +279,8 @@ def cortex(args, results: Records) -> None:
                 results.add(**row, **clustering_scores(fit.probs, data.y))
 
 
-def grid_mixture(side: int, num_labels: int) -> NeighborMixture:
-    """Labels of a grid, whose sources are four pixels apart."""
-    hood = sources.grid(side, side, stride=4)
-    alpha = torch.full((hood.num_sources, num_labels), 0.2 / num_labels)
-    return NeighborMixture(hood, alpha, torch.zeros(hood.num_edges))
-
-
-TASKS = halves, cortex
-OPTIONS = {"num_seeds": 10, "levels": [0.9, 0.7, 0.5], "graphs": ["digits"], "data_root": Path}
-main = command(__doc__, TASKS, **OPTIONS, results=RESULTS / "annotators.jsonl")
+OPTIONS = {"num_seeds": 10, "data_root": Path, "results": RESULTS / "annotators.jsonl"}
+main = command(__doc__, (halves, cortex), **OPTIONS)
 
 if __name__ == "__main__":
     main()

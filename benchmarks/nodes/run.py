@@ -26,7 +26,7 @@ from pyro_nmm.models import Compatibility, compatibility
 
 RELABELLED = ["backbone", "stacked", "stacked, relabelled", "NMM", "NMM, relabelled"]
 SETTINGS = DEFAULT | {"num_epochs": 200, "criterion": "likelihood", "patience": 50}
-NUM_NODES, MANY_EDGES = 300, 10**6  # of a tree; with more a GCN multiplies by a sparse matrix
+MANY_EDGES = 10**6  # with more a GCN multiplies by a sparse matrix
 
 
 def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor):

@@ -24,7 +24,7 @@ TEMPERED, SPN, JOINT = "backbone + temperature", {"model": "SPN"}, "log p(test \
 RIVALS = ["SPN", "temperature", "GMNN", "Potts on C&S", "StackedNMM, scores alone", "StackedNMM"]
 RIVALS += [TEMPERED, "NMM", "StackedNMM on NMM", "StackedNMM on backbone"]
 LINES = ["graph", "backbone", "model"]
-CELL, BACKBONE, STACKED = LINES[:2], {"model": "backbone"}, {"model": "StackedNMM on backbone"}
+CELL, BACKBONE = LINES[:2], {"model": "backbone"}
 
 
 def named(rows: DataFrame) -> DataFrame:

@@ -34,8 +34,6 @@ FITTED, UPDATED = "StackedNMM, fitted parameters", "StackedNMM, updated"
 ELSEWHERE = "StackedNMM, the other graph's priors"
 #: Sizes of sets, shares of labels, and numbers of answers, of all that are asked for.
 SIZES, SHARES, SHOWN, QUESTIONS = [10, 30, 100, None], [0.0, 0.1, 0.3, 0.5], [0, 5, 10, 20], 20
-#: Seeds of simulated maps.
-MAPS, EXAMPLES = [0, 1, 2, 3, 4], Path(__file__).parents[2] / "examples"
 #: Scores that are stored, by their name in other benchmarks.
 FIELDS = {"test": "test", "joint": "joint", "own product": "own product", "conditional": "pairs"}
 

@@ -195,10 +195,6 @@ ANSWERS: dict[str, Callable] = {
 }
 
 
-#: Narrow fields of ``time_to_divergence``, labels and coupling; steps of the fits.
-FIVE, LADDER = [(2, 0.2), (2, 0.4), (2, 0.6), (4, 1.0), (8, 1.22)], [60, 125, 250, 500]
-
-
 def compare(args, names: list[str], make: Callable, **keys) -> None:
     """Measure each method on each field; ``make`` returns a field and its log Z, kept for all."""
     make, results = lru_cache(1)(make), Records(args.results.with_name("fields_compared.jsonl"))

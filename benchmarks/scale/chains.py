@@ -27,7 +27,6 @@ from pyro_nmm.models import nmm
 
 NUM_NODES, NUM_LINKS = 20_000, 50_000  # of one labelling; a link has two directions
 KAPPA, BETA = 0.4, 1.0
-NUM_FITTED, CONCENTRATION = 8000, 0.2  # nodes of two GCNs, the median of their concentrations
 #: Ways to draw the choices; the number is of sweeps a step.
 METHODS = ["reward_to_go", "one_step_credit", "chains 1", "chains 5"]
 

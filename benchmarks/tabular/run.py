@@ -324,8 +324,7 @@ def one_size(number: int, neighbors: str) -> dict:
 
 TASKS = tables, images, new_rows, size
 OPTIONS: dict = {"seeds": [0, 1, 2], "methods": list(METHODS), "classifiers": list(KINDS)}
-OPTIONS |= {"sizes": [4_000, 10_000, 100_000, 1_000_000], "splits": [0, 1, 2, 3, 4]}
-OPTIONS |= {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["mlp", "gcn"]}
+OPTIONS |= {"sizes": [4_000, 10_000, 100_000, 1_000_000]}
 main = command(__doc__, TASKS, **OPTIONS, data_root=Path, results=RESULTS / "tabular.jsonl")
 
 if __name__ == "__main__":
