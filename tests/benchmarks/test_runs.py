@@ -226,7 +226,7 @@ def of_spn(smaller, folder):
     y = torch.tensor([(i + j) % 2 for i, j in graph])
     edges = torch.stack([hood.source, hood.target])[:, hood.source != hood.target]
     board = Data(x=F.one_hot(y, 2) + 1.5 * torch.randn(144, 2), edge_index=edges, y=y)
-    board = random_split(board, 0.4, 0.2, 0.4, seed=0)
+    board = random_split(board, 0.4, 0.2, 0.3, seed=0)
     smaller(nodes.on_top, load=lambda *args: (board, None))
     smaller(nodes, load=lambda *args: (board, None))
 
