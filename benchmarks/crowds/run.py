@@ -28,8 +28,8 @@ from torch_geometric.utils import to_undirected
 
 from benchmarks.latent import AnnotatedPotts, Found, majority, spread_labels
 from benchmarks.nodes import load, node_scores
-from benchmarks.shared.graphs import descend
 from benchmarks.shared.records import RESULTS, Records, command
+from benchmarks.shared.training import descend
 from pyro_nmm import NeighborMixture, sources
 from pyro_nmm.models import Annotators, accuracy
 from pyro_nmm.models.hidden import mixture_em

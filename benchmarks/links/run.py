@@ -26,6 +26,7 @@ from benchmarks.links.data import link_graph, published_split
 from benchmarks.shared import records
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import timed
+from benchmarks.shared.training import steps
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import LinkSplit, link_split
 from pyro_nmm.guides import DGLFRMGuide, fit_links
@@ -233,10 +234,7 @@ def measure_rival(args, problem: Problem, rival: str, settings: dict, seed: int,
     def scores(part: str) -> dict[str, float]:
         return problem.scores(part, network.eval().logits(problem.pairs(part), x, train))
 
-    for step in range(1, num_steps + 1):
-        optimizer.zero_grad()
-        network.train().loss(x, train).backward()
-        optimizer.step()
+    for step in steps(optimizer, lambda: network.train().loss(x, train), num_steps):
         if step % every == 0 or step == num_steps:
             looks.append({"step": step} | {part: scores(part) for part in parts})
     seconds, best = process_time() - began, max(looks, key=lambda row: row["val"]["AP"])

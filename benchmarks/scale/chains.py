@@ -1,10 +1,9 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Chains against the bound: parameters that generated labels, and seconds a step."""
+"""Chains against the bound: parameters that generated labels."""
 
 import time
-from functools import partial
 from statistics import median
 
 import pyro
@@ -20,7 +19,6 @@ from torch import Tensor
 from benchmarks.shared import tables
 from benchmarks.shared.records import RESULTS, Files, Records, command
 from benchmarks.shared.tables import average, count, frame, ordered, spread
-from benchmarks.shared.timing import in_turn, peak_memory, timed
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import Chains, ordered_guide
 from pyro_nmm.models import nmm
@@ -89,34 +87,6 @@ def parents(args, results: Records) -> None:
         results.add(**key, **row)
 
 
-def steps(args, results: Records) -> None:
-    """A step of the guide by chains and by the bound in turn: seconds, and their ratio."""
-    for key in results.missing(task="steps", nodes=args.sizes, labels=2):
-        pyro.set_rng_seed(0)
-        field = Field(key["nodes"], key["nodes"] * NUM_LINKS // NUM_NODES, 2)
-        values = torch.tensor([KAPPA, BETA], requires_grad=True)
-        arguments = (*field.of(*values.detach()), None)
-        y = NeighborMixture(*arguments[:3]).sample()
-        elbo = Trace_ELBO(args.particles, vectorize_particles=True, max_plate_nesting=0)
-
-        def step(way: str | Chains, field=field, values=values, y=y, elbo=elbo) -> float:
-            model = partial(nmm, *field.of(*values), y, collapsed=True)
-            guide = partial(ordered_guide, *field.of(*values), y, collapsed=True, estimator=way)
-            elbo.differentiable_loss(model, guide).backward()
-            return 0.0
-
-        ways = {name: estimator(name) for name in ("reward_to_go", "chains 1")}
-        runs = {name: partial(step, way) for name, way in ways.items()}
-        memory = {name: peak_memory(run)[1] / 2**20 for name, run in runs.items()}
-        found = in_turn(
-            {name: lambda run=run: timed(run, clock=time.process_time)[1]
-             for name, run in runs.items()}, args.repeats,
-        )  # fmt: skip
-        ratio = median(b / a for a, b in zip(*found.values(), strict=True))
-        seconds = {name: median(turns) for name, turns in found.items()}
-        results.add(**key, particles=args.particles, ratio=ratio, seconds=seconds, MiB=memory)
-
-
 def named(files: Files, task: str) -> DataFrame:
     rows = frame(files["chains"], task=task)
     return rows if rows.empty else rows.assign(**{"choices by": ordered(rows["method"], METHODS)})
@@ -134,18 +104,10 @@ def chains_parents(files: Files) -> str:
     return tables.table(rows, ["labels", "steps", "choices by"], cells)
 
 
-def chains_steps(files: Files) -> str:
-    rows = sorted((r for r in files["chains"] if r["task"] == "steps"), key=lambda r: r["nodes"])
-    sizes = [{"nodes": f"{row['nodes']:,}", "particles": f"{row['particles']}"} for row in rows]
-    lines = [size | tables.costs(row, {}) for size, row in zip(sizes, rows, strict=True)]
-    return tables.markdown(lines, 2)
-
-
-TABLES = chains_parents, chains_steps
+TABLES = (chains_parents,)
 OPTIONS = {"labels": [2, 7], "steps": [120], "methods": METHODS, "nodes": NUM_NODES}
-OPTIONS |= {"num_seeds": 1, "sizes": [20_000], "particles": 4, "repeats": 9}
-OPTIONS |= {"results": RESULTS / "chains.jsonl"}
-main = command(__doc__, (parents, steps), **OPTIONS)
+OPTIONS |= {"num_seeds": 1, "results": RESULTS / "chains.jsonl"}
+main = command(__doc__, (parents,), **OPTIONS)
 
 if __name__ == "__main__":
     main()

@@ -5,7 +5,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyro
@@ -14,6 +14,7 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
@@ -23,6 +24,23 @@ from pyro_nmm.guides import AmortizedNMM, Chains
 from pyro_nmm.models import Compatibility, NMMNetwork, Parameters, nmm
 
 Scores = list[tuple[float, ...]]
+
+
+def steps(optimizer: Optimizer, loss: Callable[[], Tensor], number: int) -> Iterator[int]:
+    """Steps down a loss, numbered from one."""
+    for step in range(1, number + 1):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+        yield step
+
+
+def descend(module: nn.Module, optimizer: Optimizer, loss: Callable, num_epochs: int) -> nn.Module:
+    """The module in evaluation mode, after steps down its loss in training mode."""
+    module.train()
+    for _ in steps(optimizer, loss, num_epochs):
+        pass
+    return module.eval()
 
 
 class Consistency(nn.Module):

@@ -30,9 +30,9 @@ from torch_geometric.nn import GCN, CorrectAndSmooth
 from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
 
 from benchmarks.nodes import node_scores
-from benchmarks.shared.graphs import descend
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import in_a_process, peak_memory, timed
+from benchmarks.shared.training import descend
 from pyro_nmm.models import temperature_scaling
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 

@@ -478,8 +478,7 @@ def of_epochs(smaller, folder):
     return scale.main, check
 
 
-@study("parents steps --nodes 200 --sizes 200 --steps 3 --labels 2 --repeats 2 --particles 2",
-       parents=4, steps=1)  # fmt: skip
+@study("parents --nodes 200 --steps 3 --labels 2", parents=4)
 def of_chains(smaller, folder):
     return chains.main, none
 
