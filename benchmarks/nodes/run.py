@@ -64,7 +64,8 @@ def graphs(args, results: Records) -> None:
 
 #: The paper's backbone and NMM; "+ consistency" also learns from unlabelled nodes.
 METHODS = ["backbone", "NMM", "backbone + consistency", "NMM + consistency"]
-#: Methods that take the settings of another method's search.
+#: Methods whose settings are searched, and methods that take the settings of another one.
+SEARCHED = ["backbone", "NMM + consistency"]
 SIBLING = {"NMM": "backbone", "backbone + consistency": "NMM + consistency"}
 PAPER = DEFAULT | {"floor": 1.0, "gamma": 0.0, "weight_decay": 0.005, "num_epochs": 200}
 #: Of our recipe, by choices of the paper and others; then the paper's whole recipe.
@@ -90,7 +91,7 @@ def cases(args, results: Records, task: str, base: str = "", **each) -> Iterator
             data = random_split(data, key["ratio"], val, 0.3, key["seed"])
             settings = DEFAULT | {"criterion": criterion}
         else:
-            method = key.get("settings of") or SIBLING.get(key["method"], key["method"])
+            method = SIBLING.get(key["method"], key["method"])
             place = {name: key[name] for name in ("dataset", "backbone")}
             settings = chosen(results.rows, **place, method=method)
         yield key, keys, data, hood, settings
@@ -111,7 +112,7 @@ def add(results: Records, key: dict, fitted, data, hood, **options) -> None:
 
 
 def search(args, results: Records) -> None:
-    each = {"method": args.searched, "trial": range(args.num_trials), "seed": (100, 101)}
+    each = {"method": SEARCHED, "trial": range(args.num_trials), "seed": (100, 101)}
     for key, _, data, hood, settings in cases(args, results, "search", **each):
         fitted, _ = fit(key, data, hood, settings)
         model = fitted if "NMM" in key["method"] else fitted.softmax(-1)
@@ -119,7 +120,7 @@ def search(args, results: Records) -> None:
 
 
 def accuracy(args, results: Records) -> None:
-    each = {"seed": range(args.num_seeds), "method": args.methods, "settings of": args.settings_of}
+    each = {"seed": range(args.num_seeds), "method": args.methods}
     for key, _, data, hood, settings in cases(args, results, "accuracy", **each):
         add(results, key, fit(key, data, hood, settings)[0], data, hood, joint=True)
 
@@ -195,11 +196,10 @@ def end_to_end(args, results: Records, task: str = "end_to_end", first: int = 10
             results.add(**key, **evaluate(fitted, data), **more)
 
 
-CHOICES = {"backbones": fits.BACKBONES, "methods": METHODS, "searched": METHODS}
+CHOICES = {"backbones": fits.BACKBONES, "methods": METHODS}
 CHOICES |= {"attentions": fits.BACKBONES}
 OPTIONS = {"datasets": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat", "appnp"]}
-OPTIONS |= {"methods": METHODS, "searched": ["backbone", "NMM + consistency"]}
-OPTIONS |= {"settings_of": (str, "whose search `accuracy` takes"), "ratios": [0.2, 0.4, 0.6]}
+OPTIONS |= {"methods": METHODS, "ratios": [0.2, 0.4, 0.6]}
 OPTIONS |= {"attentions": (["gcn"], "backbones of the attention in `end_to_end`"), "gammas": [0.0]}
 OPTIONS |= {"num_trials": 12, "num_seeds": 10, "num_splits": 5, "data_root": Path}
 OPTIONS |= {"results": RESULTS / "nodes.jsonl", "choices": CHOICES}

@@ -14,12 +14,9 @@ from benchmarks.shared.records import Files
 from benchmarks.shared.tables import Cell, Paired, against, average, count, frame, ordered, spread
 
 NAMES = {"(.*), temperature": r"\1 + temperature", "(.*), stacked": r"StackedNMM on \1"}
-NAMES |= {"(.*), pooled": r"StackedNMM with its pool on \1"}
 NAMES |= {"(.*), bound": r"\1 by the bound", "(.*), chains": r"\1 by chains"}
-#: Settings of another search make a method another model.
-SETTINGS = "", " (settings of its first 6 trials)", " (settings of the NMM's search)"
-FORMS = "{}", "{} + temperature", "StackedNMM on {}", "StackedNMM with its pool on {}"
-MODELS = [form.format(name) + of for name, of, form in product(METHODS, SETTINGS, FORMS)]
+FORMS = "{}", "{} + temperature", "StackedNMM on {}"
+MODELS = [form.format(name) for name, form in product(METHODS, FORMS)]
 TEMPERED, SPN, JOINT = "backbone + temperature", {"model": "SPN"}, "log p(test \\| train)"
 RIVALS = ["SPN", "temperature", "GMNN", "Potts on C&S", "StackedNMM, scores alone", "StackedNMM"]
 RIVALS += [TEMPERED, "NMM", "StackedNMM on NMM", "StackedNMM on backbone"]
@@ -29,13 +26,11 @@ CELL, BACKBONE = LINES[:2], {"model": "backbone"}
 
 def named(rows: DataFrame) -> DataFrame:
     """Rows with the names of tables, and with PLL: the log-likelihood of a pair of nodes."""
-    fields = "method", "settings of", "attention", "ratio", "pairs", "conditional", "own product"
+    fields = "method", "attention", "ratio", "pairs", "conditional", "own product"
     rows = rows.reindex(columns=list(dict.fromkeys([*rows, *fields])))
     rows["graph"] = ordered(rows["dataset"], shared.GRAPHS)
     rows["backbone"] = ordered(rows["backbone"].str.upper(), ("GCN", "GAT", "APPNP", "MLP"))
-    searches = rows["settings of"].replace("NMM", "the NMM's search")
-    settings = [f" (settings of {name})" if isinstance(name, str) else "" for name in searches]
-    rows["model"] = ordered(rows["method"].replace(NAMES, regex=True) + settings, MODELS)
+    rows["model"] = ordered(rows["method"].replace(NAMES, regex=True), MODELS)
     rows["splits"] = ["published" if r != r else f"random, {r}" for r in rows["ratio"]]
     rows["ratio"] = ordered(rows["ratio"], None)
     rows["PLL"] = rows["pairs"].fillna(rows["conditional"]).fillna(rows["own product"])
@@ -82,7 +77,6 @@ def accuracy(files: Files) -> str:
 
 def against_backbone_in_short(files: Files) -> str:
     rows, cells = runs(files, "accuracy"), {"cells": shared.number_of(*CELL)}
-    rows = rows[rows["settings of"].isna()]
     cells["accuracy minus backbone, points"] = shared.over(CELL, BACKBONE, "accuracy", "+.1f", 100)
     cells["higher, lower"] = shared.clear(CELL, BACKBONE, "accuracy")
     cells |= {"NLL minus temperature": shared.over(CELL, {"model": TEMPERED}, "nll", "+.3f")}
