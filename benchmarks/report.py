@@ -129,7 +129,7 @@ def draw(files: Files, folder: Path) -> None:
     matplotlib.use("Agg")
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     folder.mkdir(parents=True, exist_ok=True)
-    for room in (nodes, tabular, fields, links, images, scale):
+    for room in (tabular, fields, scale):
         for name, make in room.FIGURES.items():
             figure = make(files)
             figure.savefig(folder / name, dpi=150)

@@ -171,49 +171,6 @@ def prose(path):
     return " ".join(text.split())
 
 
-def named(head, place):
-    """A column as an address calls it: after the last column that has a name of its own."""
-    if head.count(head[place]) == 1:
-        return head[place]
-    before = [name for name in head[:place] if head.count(name) == 1]
-    return " > ".join([*before[-1:], head[place]])
-
-
-@cache
-def known():
-    """Table, row, column, place and value of each number in a cell."""
-    return [
-        (name, row, named(head, k), place, value)
-        for name, (head, *rows) in tables().items()
-        for row in rows
-        for k, cell in enumerate(row[: len(head)])
-        for place, value in enumerate(numbers(cell), 1)
-    ]
-
-
-def addresses(path, number):
-    """Of cells that have a number; of a page of results its own."""
-    page = path.read_text() if path in RESULTS else None
-    for name, row, column, place, value in known():
-        if agrees(number, value) and (not page or f"<!-- end of {name} -->" in page):
-            labels = [label for label in row if label]
-            others = tables()[name][1:]
-            while len(labels) > 1 and sum({*labels[:-1]} <= {*other} for other in others) == 1:
-                labels.pop()
-            yield " > ".join([name, *labels, column]) + f" [{place}]" * (place > 1)
-
-
-def candidates(path, number, near):
-    """Up to three addresses of a number, those first that share most words with the page's."""
-    words = {*re.findall(r"\w+", near.lower())}
-
-    def shared(address):
-        own = re.findall(r"\w+", address.lower())
-        return len(words & {*own}) / len(own) ** 0.5
-
-    return sorted(addresses(path, number), key=shared, reverse=True)[:3]
-
-
 def faults(path, text=None):
     """
     What is wrong with the numbers of a page, or of another ``text`` with the page's lines: a quote
@@ -238,7 +195,4 @@ def faults(path, text=None):
 def uncited(path, text, start, end):
     for match in MEASURED.finditer(text, start, end):
         near = text[max(0, match.start() - 60) : match.end()]
-        around = text[max(0, match.start() - 200) : match.end() + 50]
-        found = candidates(path, Decimal(match[0].replace(",", "")), around)
-        lines = "".join(f"\n    {match[0]} = {address}" for address in found)
-        yield f"{path.name}, {near!r}: no line in {file_of(path).relative_to(ROOT)}; perhaps{lines}"
+        yield f"{path.name}, {near!r}: no line in {file_of(path).relative_to(ROOT)}"

@@ -26,13 +26,12 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 from torch_geometric.utils import to_undirected
 
-from benchmarks.crowds.cases import cases
-from benchmarks.latent import AnnotatedPotts, Found, grid_mixture, majority, noisy, spread_labels
+from benchmarks.latent import AnnotatedPotts, Found, majority, spread_labels
 from benchmarks.nodes import load, node_scores
-from benchmarks.shared.graphs import descend
 from benchmarks.shared.records import RESULTS, Records, command
-from pyro_nmm.fitting import minimise
-from pyro_nmm.models import Annotators, Consensus, accuracy
+from benchmarks.shared.training import descend
+from pyro_nmm import NeighborMixture, sources
+from pyro_nmm.models import Annotators, accuracy
 from pyro_nmm.models.hidden import mixture_em
 
 #: A classifier, and the features that it sees.
@@ -283,10 +282,8 @@ def crowdlab(data: Data, num_rounds: int = 2) -> Tensor:
 
 
 FILE = RESULTS / "crowds.jsonl"
-OURS, FIELD, BEST = "Annotators", "Annotators, answers independent", "Annotators, best powers"
+OURS, FIELD = "Annotators", "Annotators, answers independent"
 WITH, CROWDLAB = "Annotators, pred_probs of a GCN", "GCN, CROWDLAB"
-#: Rows of a model in which annotators copy are kept beside those of today.
-COPYING = "CopyingAnnotators"
 #: Methods without features of the nodes, and NETWORKS, which read them.
 METHODS: dict[str, Callable[[Data], Tensor]] = {
     "majority": votes,
@@ -314,19 +311,6 @@ def scores(probs: Tensor, data: Data) -> dict:
     parts |= {"test": data.test} if "test" in data else {}
     clear = (probs := probs.double().clamp(min=1e-12)) / probs.sum(-1, keepdim=True)
     return {name: node_scores(clear[rows], data.y[rows]) for name, rows in parts.items()}
-
-
-def best_powers(found: Consensus, data: Data) -> Tensor:
-    """The pool with the powers that suit the true labels best: by hindsight."""
-    rows, names = (data.answers >= 0).any(1), list(found.powers)
-    logs = [found.priors[name].double().log() for name in names[:-1]]
-    pooled = sum(found.powers[name] * each for name, each in zip(names, logs, strict=False))
-    logs.append((found.probs.double().clamp(min=1e-300).log() - pooled) / found.powers["answers"])
-    names, logs = names[1:], logs[1:]  # shares of the labels have no part in the pool
-    parts = torch.stack(logs, -1)
-    powers = torch.full((len(names),), 0.5).double().requires_grad_()
-    minimise(lambda: cross_entropy(parts[rows] @ powers, data.y[rows]), [powers], 60)
-    return (parts @ powers).softmax(-1).detach()
 
 
 def answers(args, results: Records) -> None:
@@ -357,15 +341,29 @@ def with_network(data: Data) -> Tensor:
 
 
 def own(data: Data) -> dict[str, Callable[[Data], Tensor]]:
-    """Our consensus, its parts, and the powers of hindsight, of one fit."""
+    """Our consensus and the field before the pool, of one fit."""
     size, kept = int(data.y.max()) + 1, {}
 
     def default(data: Data) -> Tensor:
         kept["fit"] = Annotators(size).fit(data.edge_index, data.answers)
         return kept["fit"].probs
 
-    found = {OURS: default, FIELD: lambda data: kept["fit"].field.probs}
-    return found | {BEST: lambda data: best_powers(kept["fit"], data)}
+    return {OURS: default, FIELD: lambda data: kept["fit"].field.probs}
+
+
+def noisy(y: Tensor, accuracies: Tensor, num_labels: int) -> Tensor:
+    """``(N, M)`` answers, a third of them missing; errors are uniform over the other labels."""
+    size = len(y), len(accuracies)
+    shift = torch.randint(1, num_labels, size)
+    answers = (y[:, None] + shift * (torch.rand(size) >= accuracies)) % num_labels
+    return answers.masked_fill(torch.rand(size) < 1 / 3, -1)
+
+
+def grid_mixture(side: int, num_labels: int) -> NeighborMixture:
+    """Labels of a grid, whose sources are four pixels apart."""
+    hood = sources.grid(side, side, stride=4)
+    alpha = torch.full((hood.num_sources, num_labels), 0.2 / num_labels)
+    return NeighborMixture(hood, alpha, torch.zeros(hood.num_edges))
 
 
 def shared(y: Tensor, right: Tensor, strength: float) -> Tensor:
@@ -387,7 +385,7 @@ def coverage(args, results: Records) -> None:
         results.add(**key, **row, accuracies=truth.tolist())
 
 
-TASKS = answers, coverage, cases
+TASKS = answers, coverage
 OPTIONS: dict = {"sets": ["music", "labelme", "digits", "cora", "pubmed"], "data_root": Path}
 OPTIONS |= {"seeds": [0, 1, 2, 3, 4], "choices": {"sets": list(SETS)}}
 main = command(__doc__, TASKS, **OPTIONS, results=FILE)

@@ -3,14 +3,10 @@
 
 """The tables of docs/results/crowds.md."""
 
-from functools import partial
-
 import pandas as pd
 from pandas import DataFrame
 
 from benchmarks.crowds.run import (
-    BEST,
-    COPYING,
     FIELD,
     METHODS,
     NETWORKS,
@@ -31,7 +27,7 @@ PARTS = {"answered": "answered", "test": "unanswered test images"}
 def methods(files: Files) -> DataFrame:
     """A row for each method and seed, on answered or unanswered nodes."""
     stored, rows = frame(files["crowds"], task="answers"), []
-    order = [*METHODS, COPYING, OURS, FIELD, BEST, *NETWORKS, WITH]
+    order = [*METHODS, OURS, FIELD, *NETWORKS, WITH]
     for part, name in PARTS.items():
         prefix = "" if part == "test" else f"{part}."  # as `frame` has it
         columns = {f"{prefix}{score}": score for score in ("accuracy", "nll", "brier", "ece")}
@@ -68,9 +64,6 @@ def crowds_summary(files: Files) -> str:
             line |= {f"best rival, {name}": f"{mean[score][best[score]]:.3f} ({best[score]})"}
         line["ECE"] = f"{part['ece'].mean():.3f}"
         line["its ECE"] = f"{mean['ece'][best['accuracy']]:.3f}"
-        hindsight = rows[rows["method"] == BEST].merge(part[[*names, "seed"]])
-        above = part["nll"].mean() - hindsight["nll"].mean()
-        line["NLL above the best powers"] = f"{above:.3f}"
         lines.append(line)
     return shared.markdown(lines, left=3)
 
@@ -94,52 +87,4 @@ def _each(rows: DataFrame, one: str, other: str) -> pd.Series:
     return rows[one].explode().astype(float) - rows[other].explode().astype(float)
 
 
-def crowds_cases(files: Files) -> str:
-    """A line for each kind of annotators, graph and number of labels."""
-    rows = frame(files["crowds"], task="cases")
-    if len(rows):
-        rows["option"] = rows.filter(like="option.").apply(lambda row: str(row.tolist()), axis=1)
-    cells: dict = {"sets": count}
-    for name in ("majority", "Dawid-Skene", "field", OURS):
-        cells[f"{name}: accuracy"] = average(f"{name}.accuracy", ".3f")
-    cells |= {"its confidence": average(f"{OURS}.confidence", ".3f")}
-    for name in ("Dawid-Skene", "field", OURS):
-        cells[f"{name}: NLL"] = average(f"{name}.nll", ".3f")
-    cells |= {"behind the vote": behind, "confidence off": off}
-    cells |= {"of these warned": warned, "others warned": partial(warned, wrong=False)}
-    return shared.table(rows, ["case", "graph", "labels"], cells)
-
-
-def _settings(rows: DataFrame) -> DataFrame:
-    """Means over the seeds of each setting."""
-    return rows.groupby(["nodes", "option"]).mean(numeric_only=True)
-
-
-def behind(rows: DataFrame, peers: DataFrame) -> str:
-    """Settings in which the mean accuracy is more than .03 below the vote's."""
-    found = _behind(settings := _settings(rows))
-    return f"{found.sum()} of {len(settings)}"
-
-
-def off(rows: DataFrame, peers: DataFrame) -> str:
-    """Settings in which mean confidence and accuracy differ by more than .08."""
-    found = _off(settings := _settings(rows))
-    return f"{found.sum()} of {len(settings)}"
-
-
-def warned(rows: DataFrame, peers: DataFrame, wrong: bool = True) -> str:
-    """Settings that are behind or off, or the others, in which every fit has a warning."""
-    settings = _settings(rows)
-    here = (_behind(settings) | _off(settings)) == wrong
-    return f"{(settings['warned'][here] == 1).sum()} of {here.sum()}"
-
-
-def _behind(settings: DataFrame) -> pd.Series:
-    return settings[f"{OURS}.accuracy"] < settings["majority.accuracy"] - 0.03
-
-
-def _off(settings: DataFrame) -> pd.Series:
-    return (settings[f"{OURS}.confidence"] - settings[f"{OURS}.accuracy"]).abs() > 0.08
-
-
-TABLES = crowds_summary, crowds, annotators_coverage, crowds_cases
+TABLES = crowds_summary, crowds, annotators_coverage

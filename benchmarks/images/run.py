@@ -11,7 +11,6 @@ from functools import cache, partial
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
 import pyro
 import torch
 from torch import Tensor
@@ -19,25 +18,18 @@ from torch.special import log_ndtr
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
 from benchmarks.shared.records import RESULTS, Records, command
-from benchmarks.shared.timing import median_cost, timed
 from examples.denoising.intervals import Intervals
 from examples.denoising.model import Denoiser, GaussianLevels, Levels, PixelMixture, UNet
 from examples.denoising.training import (
     fit_images,
     fit_unet,
     image_folder,
-    photographs,
     random_patches,
 )
-from pyro_nmm import Neighborhood
 from pyro_nmm.fitting import Steps
 
 #: Factors of all widths of an NMM, and widths for all values of a U-Net.
 FACTORS, WIDTHS = torch.logspace(-0.5, 0.5, 41).tolist(), torch.logspace(0, 1.5, 61).tolist()
-#: Sides of tiles, and distances of pixels whose errors are correlated.
-SIDES, LAGS = (2, 4, 8, 16), (1, 2, 4, 8)
-#: Samples of an image whose spectra are averaged, and equal bins of frequencies up to `NYQUIST`.
-DRAWS, BINS, NYQUIST = 2, 16, 0.5
 
 
 def marginal(mix: PixelMixture, clean: Tensor) -> float:
@@ -125,73 +117,6 @@ def tested(found: Tensor | PixelMixture, clean: Tensor, **known) -> dict:
         row |= {name: log(found, clean, known["widths"][name]) for name, log in DENSITIES.items()}
     length = (ends.high - ends.low).mean().item()
     return row | {"coverage": ends.coverage(clean).item(), "length": length}
-
-
-def cut(mix: PixelMixture, height: int, width: int, side: int) -> tuple[PixelMixture, Tensor]:
-    """Tiles as one mixture, with a copy of sources for each tile, and the pixel of each node."""
-    pixel = torch.arange(height * width, device=mix.hood.device)
-    tile = pixel // width // side * width + pixel % width // side
-    pixels = tile.argsort(stable=True)
-    rows = mix.hood.take(pixels)
-    copies, source = (tile[rows.target] * len(pixel) + rows.source).unique(return_inverse=True)
-    hood = Neighborhood(torch.stack([source, rows.row]), len(pixel), len(copies))
-    whole, place = mix.alpha, pixels.argsort()
-    widths = whole.width.expand(whole.mean.shape)
-    mean, width = (part[..., copies % len(pixel)] for part in (whole.mean, widths))
-    alpha = replace(whole, mean=mean, width=width)
-    turns = [(place[nodes], hood.take(place[nodes])) for nodes, _ in mix.turns]
-    return PixelMixture(hood, alpha, mix.logits[..., rows.edge], turns), pixels
-
-
-def tiles(mix: PixelMixture, clean: Tensor) -> dict:
-    """Nats a value: of marginals, and lower bounds of tiles and of the image as a whole."""
-    row = {"log p": marginal(mix, clean), "joint": whole_bound(mix, clean)}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for side in SIDES:
-            parts, pixels = cut(mix, *clean.shape[-2:], side)
-            row[f"joint {side}"] = bound(parts, clean.flatten(1)[:, pixels])
-    return row
-
-
-def power(field: Tensor) -> list[float]:
-    """The power spectrum of ``(..., H, W)`` in bins of frequency, under a Hann window."""
-    sides = field.shape[-2:]
-    window = torch.outer(*(torch.hann_window(n, dtype=torch.double) for n in sides))
-    window = window.to(field.device) / window.square().sum().sqrt()
-    found = torch.fft.fft2(field.double() * window).abs().square().flatten(0, -3).mean(0)
-    distance = np.hypot(*np.meshgrid(*map(np.fft.fftfreq, sides), indexing="ij"))
-    total, _ = np.histogram(distance, BINS, (0, NYQUIST), weights=found.cpu().numpy())
-    return (total / np.histogram(distance, BINS, (0, NYQUIST))[0]).tolist()
-
-
-def at_lag(function: Callable, field: Tensor, lag: int) -> float:
-    """Mean of a function of pixels and of the pixels ``lag`` below and to the right of them."""
-    sizes = ((dim, field.shape[dim] - lag) for dim in (-2, -1))
-    pairs = ((field.narrow(dim, 0, n), field.narrow(dim, lag, n)) for dim, n in sizes)
-    return mean(function(a, b).double().mean().item() for a, b in pairs)
-
-
-def spectra(mix: PixelMixture, clean: Tensor) -> dict:
-    """
-    Spectra about the mean, of the clean image, of samples and of independent draws; correlations at
-    `LAGS`, and shares of equal adjacent pixels. ``total``, the mean sum of alpha, bounds both.
-    """
-    estimate = mix.intervals().mean[0].view(clean.shape)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        drawn = {"error": clean, "sample": mix.sample(DRAWS), "another": mix.sample()}
-        tables = (mix.written_out(0, channel).marginals() for channel in range(len(clean)))
-        apart = [table.multinomial(DRAWS, replacement=True).mT for table in tables]
-        drawn["apart"] = torch.stack(apart, 1)
-    row: dict = {"total": mix.alpha.totals().mean().item(), "lags": {}, "ties": {}}
-    for name, labels in drawn.items():
-        labels = labels.view(-1, *clean.shape)
-        gaps, variance = labels - estimate, (labels - estimate).double().square().mean().item()
-        row[name] = [float(f"{p:.5g}") for p in power(gaps)]
-        row["lags"][name] = [round(at_lag(torch.mul, gaps, lag) / variance, 5) for lag in LAGS]
-        row["ties"][name] = round(at_lag(torch.eq, labels, 1), 5)
-    return row
 
 
 FOLDERS = {"bsds300": "bsds300/images/test", "kodak24": "kodak24"}
@@ -339,26 +264,6 @@ def test(args, results: Records) -> None:
         results.add(**key, **tested(found, clean, **known))
 
 
-def joint(args, results: Records) -> None:
-    methods = [method for method in args.methods if method in NMMS]
-    for measure in (tiles, spectra):
-        for key, mix, clean in each_image(args, results, measure.__name__, methods):
-            results.add(**key, **measure(mix, clean))
-
-
-def cost(args, results: Records) -> None:
-    patches = random_patches(list(photographs().values()), BATCH).to(args.device)
-
-    def stepper(method: str) -> Callable[[], float]:
-        fit, network = fit_images if method in NMMS else fit_unet, build(args, method)
-        steps = Steps(num_steps=8, lr=args.lr)
-        return lambda: timed(fit, network, lambda: patches, steps)[1] / 8
-
-    makers = {method: partial(stepper, method) for method in ("U-Net", "NMM")}
-    for key in results.missing(task="cost", settings=settings(args)):
-        results.add(**key, **median_cost(makers, 6))
-
-
 CHOICES = {"methods": METHODS, "datasets": list(FOLDERS)}
 OPTIONS = CHOICES | {"seeds": [0], "num_steps": 10_000, "lr": 1e-3, "choices": CHOICES}
 OPTIONS |= {"width": (48, "filters of the U-Net"), "depth": (5, "its levels")}
@@ -367,7 +272,7 @@ OPTIONS |= {"run": (str, "a name for networks with the settings of others, such 
 OPTIONS |= {"noise": ([NOISE], "standard deviations at the test, in grey levels")}
 OPTIONS |= {"crop": (int, "side of the test images' middles"), "data_root": Path}
 OPTIONS |= {"checkpoints": Path("output/denoising"), "results": RESULTS / "images.jsonl"}
-main = command(__doc__, (train, test, joint, cost), **OPTIONS)
+main = command(__doc__, (train, test), **OPTIONS)
 
 if __name__ == "__main__":
     main()

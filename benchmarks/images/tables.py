@@ -6,30 +6,20 @@
 from itertools import combinations
 from math import nan
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from benchmarks.images.run import BINS, LAGS, NYQUIST, SIDES
 from benchmarks.shared import tables as shared
 from benchmarks.shared.records import Files
-from benchmarks.shared.tables import Cell, Paired, average, centre_of, ordered, spread_of, table
+from benchmarks.shared.tables import Cell, Paired, average, centre_of, ordered, table
 
 SETS = {"bsds300": "BSD300", "kodak24": "Kodak24"}
 PLACE = ["network", "images", "noise"]
-#: With "NMM-one-step-credit", of which version 0.3 made the rows.
 METHODS = ["U-Net", "U-Net-log", "U-Net-widths", "NMM-one-width", "NMM", "NMM-one-step-credit",
            "NMM-Gaussian", "NMM-paper"]  # fmt: skip
 #: Decibels in the paper's table of image denoising.
 PAPER = {("BSD300", "25", "U-Net"): "30.28", ("Kodak24", "25", "U-Net"): "31.07"}
 PAPER |= {("BSD300", "25", "NMM"): "30.33", ("Kodak24", "25", "NMM"): "31.55"}
-DRAWN = {"error": "clean image (error)", "sample": "samples", "apart": "independent draws"}
-DRAWN |= {"another": "one more sample, against samples"}
-#: Frequencies in cycles a pixel, and their bins.
-BANDS = {"below 1/16": slice(2), "1/16 to 1/8": slice(2, 4), "1/8 to 1/4": slice(4, 8)}
-BANDS |= {"1/4 to 1/2": slice(8, 16), "all": slice(16)}
 SCORES = ("joint", "log p, scaled", "joint, scaled", "log p, logistic")
 SEEDS = {"seeds": average("seed", "", of=lambda seeds: len(set(seeds)))}
 
@@ -110,43 +100,6 @@ def denoising_steps(files: Files) -> str:
     return table(gaps, [*PLACE, "method", "minus"], cells)
 
 
-def denoising_tiles(files: Files) -> str:
-    rows, cells = stored(files, "tiles"), dict(SEEDS)
-    sizes = {f"{side} x {side}": f"joint {side}" for side in SIDES} | {"whole": "joint"}
-    for name, field in sizes.items():
-        rows[name] = rows[field] - rows["log p"]
-        cells[name] = by_image(spread_of, name, 4, 1, "+")
-    return table(rows, [*PLACE, "method"], cells)
-
-
-def drawn(files: Files) -> DataFrame:
-    """All that was drawn of each image: correlations, ties, and distances of spectra in dB."""
-    rows, parts = stored(files, "spectra"), []
-    for name, what in DRAWN.items():
-        part = rows.assign(drawn=what, ties=rows[f"ties.{name}"])
-        part[[f"correlation at {lag}" for lag in LAGS]] = np.stack(rows[f"lags.{name}"])
-        base = "sample" if name == "another" else "error"
-        gaps = 10 * np.log10(np.stack(rows[name]) / np.stack(rows[base]))
-        for band, bins in BANDS.items():
-            part[band] = np.square(gaps[:, bins]).mean(1) ** 0.5
-            part[f"{band}, mean"] = gaps[:, bins].mean(1)
-        parts.append(part)
-    return pd.concat(parts)
-
-
-def denoising_spectra(files: Files) -> str:
-    rows, cells = drawn(files), SEEDS | {band: by_image(spread_of, band, 1) for band in BANDS}
-    for band in list(BANDS)[:-1]:
-        cells[band] = shared.bracketed(cells[band], average(f"{band}, mean", "+.1f"))
-    return table(rows[rows["drawn"] != DRAWN["error"]], [*PLACE, "method", "drawn"], cells)
-
-
-def denoising_samples(files: Files) -> str:
-    cells = {name: average(name, ".3f") for name in (f"correlation at {lag}" for lag in LAGS)}
-    cells |= {"equal grey levels": average("ties", ".3f"), "A": average("total", ".1f")}
-    return table(drawn(files), [*PLACE, "method", "drawn"], cells)
-
-
 def denoising_validated(files: Files) -> str:
     def listed(field: str, form: str) -> Cell:
         return lambda part, peers: ", ".join(format(v, form) for v in shared.values(part, field))
@@ -157,39 +110,4 @@ def denoising_validated(files: Files) -> str:
     return table(rows, ["network", "method", "seed"], cells)
 
 
-def denoising_cost(files: Files) -> str:
-    rows = [row for row in files["images"] if row["task"] == "cost"]
-    return shared.markdown({"network": names(r)["network"]} | shared.costs(r, {}) for r in rows)
-
-
-def steps_figure(files: Files) -> Figure:
-    rows = stored(files, "train").sort_values("step")
-    rows = rows[(rows["network"] == rows["network"].min()) & (rows["seed"] == 0)]
-    trunk = rows[rows["method"] == "trunk"]
-    figure, axis = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
-    for (method,), part in shared.groups(rows, ["method"]):
-        if part["step"].min() > trunk["step"].max():  # it starts where the trunk ends
-            part = pd.concat([trunk.tail(1), part])
-        axis.plot(part["step"], part["PSNR"], label=method, marker="o", ms=3, lw=1.2)
-    axis.set(xlabel="step", ylabel="PSNR on validation images, dB")
-    axis.legend(frameon=False, loc="lower right")
-    return figure
-
-
-def spectra_figure(files: Files) -> Figure:
-    rows = stored(files, "spectra")
-    frequency = NYQUIST * (np.arange(BINS) + 0.5) / BINS
-    figure, axis = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
-    for number, ((method,), part) in enumerate(shared.groups(rows, ["method"])):
-        for name, style in {"error": "-", "sample": "--", "apart": ":"}.items():
-            decibels, label = 10 * np.log10(np.stack(part[name])).mean(0), DRAWN[name]
-            axis.plot(frequency, decibels, style, color=f"C{number}", label=f"{method}, {label}")
-    axis.set(xlabel="frequency, cycles per pixel", ylabel="power, dB of a squared grey level")
-    axis.set_title(" and ".join(rows["images"].unique()))
-    axis.legend(frameon=False)
-    return figure
-
-
-TABLES = denoised, denoising_steps, denoising_tiles, denoising_spectra, denoising_samples
-TABLES += denoising_validated, denoising_cost
-FIGURES = {"denoising_steps.png": steps_figure, "denoising_spectra.png": spectra_figure}
+TABLES = denoised, denoising_steps, denoising_validated

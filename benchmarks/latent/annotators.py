@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import mean
 from typing import NamedTuple
 
 import pandas as pd
@@ -19,19 +18,17 @@ from scipy.spatial import cKDTree
 from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score
 from torch import Tensor
 from torch.distributions import Categorical
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, SimpleConv
+from torch_geometric.nn import SimpleConv
 from torch_geometric.utils import degree, remove_self_loops, to_torch_coo_tensor, to_undirected
 
-from benchmarks.latent.copying import CopyingAnnotators
-from benchmarks.nodes import load, node_scores
-from benchmarks.shared.graphs import descend, louvain
+from benchmarks.nodes import node_scores
 from benchmarks.shared.records import RESULTS, Records, command, pick
 from benchmarks.shared.timing import timed as timed_by
-from pyro_nmm import Neighborhood, NeighborMixture, sources
+from pyro_nmm import sources
 from pyro_nmm.fitting import minimise
-from pyro_nmm.models import Annotators, fit_field, grid_edges, potts
+from pyro_nmm.models import Annotators, fit_field, potts
 from pyro_nmm.models.hidden import leave_one_out, mixture_em
 
 #: Chains and steps of Gibbs sampling inside EM, steps of our fits too, and sweeps after it.
@@ -95,20 +92,6 @@ def rivals(emission: Annotators, data: Data, num_starts: int = 1) -> dict[str, F
     start = timed(best, (start_of(emission, data) for _ in turns))
     found = {"Dawid-Skene": start, "label spreading": timed(spread_labels, start, data.edge_index)}
     return found | {name: timed(fit, start) for name, fit in fits.items()}
-
-
-def gcn(data: Data, votes: Tensor, num_epochs: int) -> Found:
-    """Each half of the nodes by a GCN trained on the majority of the other's votes ``(N, C)``."""
-    half, probs = torch.randint(2, (data.num_nodes,)).bool(), torch.zeros_like(votes).float()
-    answered = votes.amax(1) > votes.amin(1)
-    for train in (half, ~half):
-        model = GCN(data.num_features, 16, 2, votes.shape[1], dropout=0.5)
-        adam = torch.optim.Adam(model.parameters(), 0.01, weight_decay=5e-4)
-        inputs, rows = (data.x, data.edge_index), train & answered
-        loss = lambda: cross_entropy(model(*inputs)[rows], votes[rows].float())  # noqa: B023, E731
-        descend(model, adam, loss, num_epochs)
-        probs[~train] = model(*inputs)[~train].softmax(-1).detach()
-    return Found(probs)
 
 
 def around(matrix: Tensor, labels: Tensor) -> Tensor:
@@ -193,11 +176,8 @@ SECTIONS = ["151507", "151509", "151670", "151672", "151673", "151675"]
 NUMBERS, HALVINGS = [3, 4, 5, 6, 7, 8], [0, 1, "PCA and UMAP"]
 #: One method of every group that is fitted together to a section.
 METHODS = ["NMM, types", "NMM", "Dawid-Skene", "Potts, mean field, types"]
-CELLS = ["independent", "copies", "copies and a GCN"]
-#: Types of clusterings, starts of a fit to them, draws of sources, and epochs of a GCN.
-NUM_TYPES, STARTS, DRAWS, NUM_EPOCHS = 16, 5, 2, 100
-#: Side of the grid of ``model``.
-HEIGHT = 128
+#: Types of clusterings, and starts of a fit to them.
+NUM_TYPES, STARTS = 16, 5
 
 
 def section(root: Path, name: str) -> Data:
@@ -216,42 +196,13 @@ def section(root: Path, name: str) -> Data:
     return Data(answers=answers, y=truth, edge_index=edges, place=place)
 
 
-def places(data: Data) -> dict[str, list[tuple]]:
-    """Draws of nodes, of nodes some hops apart, or of communities as sources, with features."""
-    ends, size = data.edge_index, data.num_nodes
-    hood = Neighborhood(ends, size)
-    found = {"every node": [(hood, -(hood.source != hood.target).float())]}
-    for spacing, radius in ((1, 1), (2, 3)):
-        drawn = [sources.hops(ends, size, radius, spacing) for _ in range(DRAWS)]
-        found[f"{spacing} apart, within {radius}"] = [(hood, -hops.float()) for hood, hops in drawn]
-    for resolution in (4, 32):
-        groups = [louvain(data, resolution, seed=seed) for seed in range(DRAWS)]
-        for steps, suffix in ((1, ""), (2, ", 2 steps")):
-            walks = [sources.walks(ends, size, group, steps) for group in groups]
-            found[f"Louvain {resolution}{suffix}"] = walks
-    return found
-
-
-def noisy(y: Tensor, accuracies: Tensor, num_labels: int, copying: bool = False) -> Tensor:
-    """``(N, M)`` answers, a third of them missing; errors are uniform over the other labels."""
-    size = len(y), len(accuracies)
-    shift = torch.randint(1, num_labels, size)
-    answers = (y[:, None] + shift * (torch.rand(size) >= accuracies)) % num_labels
-    if copying:  # the last one mostly repeats the one before
-        answers[:, -1] = torch.where(torch.rand(len(y)) < 0.8, answers[:, -2], answers[:, -1])
-    return answers.masked_fill(torch.rand(size) < 1 / 3, -1)
-
-
-def fitted(emission: Annotators, answers: Tensor, choice: list[tuple], num_starts=1) -> Found:
-    """Our fits, one for each draw of the sources: mean probabilities and mean numbers."""
+def fitted(emission: Annotators, data: Data, num_starts: int) -> Found:
+    """Our fit at the sources of a section."""
+    hood, x = data.place
     options = {"num_starts": num_starts, "num_steps": NUM_STEPS}
-    fields = [fit_field(emission, hood, answers, x, **options) for hood, x in choice]
-    row = {
-        "score": mean(field.score for field in fields),
-        "left out": mean(leave_one_out(field, answers).mean().item() for field in fields),
-        "kappa": mean(field.prior.log_kappa.exp().item() for field in fields),
-    }
-    return Found(torch.stack([field.probs for field in fields]).mean(0), row)
+    field = fit_field(emission, hood, data.answers, x, **options)
+    row = {"score": field.score, "left out": leave_one_out(field, data.answers).mean().item()}
+    return Found(field.probs, row | {"kappa": field.prior.log_kappa.exp().item()})
 
 
 def scores(probs: Tensor, y: Tensor) -> dict:
@@ -320,7 +271,7 @@ def cortex(args, results: Records) -> None:
             types = NUM_TYPES if key["method"].endswith("types") else None
             emission = Annotators(key["labels"], num_types=types, aligned=False)
             if key["method"].startswith("NMM"):
-                found = {key["method"]: timed(fitted, emission, data.answers, [data.place], STARTS)}
+                found = {key["method"]: timed(fitted, emission, data, STARTS)}
             else:
                 found = rivals(emission, data, STARTS)
             for method, fit in found.items():
@@ -328,74 +279,8 @@ def cortex(args, results: Records) -> None:
                 results.add(**row, **clustering_scores(fit.probs, data.y))
 
 
-def graphs(args, results: Records) -> None:
-    for key in results.missing(task="graphs", graph=args.graphs):
-        data, _ = load(key["graph"], args.data_root)
-        (here, there), y = data.edge_index, data.y
-        sizes = {"nodes": len(y), "edges": len(here) // 2, "labels": int(y.max()) + 1}
-        sizes["degree"] = here.bincount(minlength=len(y)).median().item()
-        results.add(**key, **sizes, within=(y[here] == y[there]).double().mean().item())
-
-
-def compare(results: Records, key: dict, data: Data, more: dict[str, Found]) -> None:
-    """Rows of all methods at ``data.places``, with copies at the best of them, and of ``more``."""
-    size, answers = int(data.y.max()) + 1, data.answers
-    plain, copying = Annotators(size), CopyingAnnotators(size)
-    found = {f"NMM, {name}": timed(fitted, plain, answers, p) for name, p in data.places.items()}
-    best = max(data.places, key=lambda name: found[f"NMM, {name}"].row["left out"])
-    found[f"NMM, copies, {best}"] = timed(fitted, copying, answers, data.places[best])
-    found |= more | {"majority": majority(answers, size)} | rivals(plain, data)
-    found |= {f"{name}, copies": fit for name, fit in rivals(copying, data).items()}
-    for method, fit in found.items():
-        row = key | {"method": method, "seconds": 0.0} | fit.row
-        results.add(**row, **scores(fit.probs, data.y))
-
-
-def simulations(args, results: Records, **key):
-    """Keys of what has not been simulated yet, with the accuracies of six annotators."""
-    keys = {"seed": range(args.num_seeds), "level": args.levels, "method": "Potts, Gibbs, copies"}
-    for found in results.missing(**key, **keys):  # of the method that runs last
-        pyro.set_rng_seed(found["seed"])
-        yield found, found["level"] + torch.linspace(-0.08, 0.08, 6)
-
-
-def simulated(args, results: Records) -> None:
-    for key, right in simulations(args, results, task="simulated", graph=args.graphs, cell=CELLS):
-        (data, _), more = load(key["graph"], args.data_root), {}
-        size = int(data.y.max()) + 1
-        data.answers = noisy(data.y, right, size, key["cell"] != "independent")
-        data.places = places(data)
-        if key["cell"] == "copies and a GCN":
-            more["GCN"] = gcn(data, majority(data.answers, size).probs, NUM_EPOCHS)
-            data.answers = torch.cat([data.answers, more["GCN"].probs.argmax(1, True)], 1)
-        compare(results, key, data, more)
-
-
-def grid_mixture(side: int, num_labels: int) -> NeighborMixture:
-    """Labels of a grid, whose sources are four pixels apart."""
-    hood = sources.grid(side, side, stride=4)
-    alpha = torch.full((hood.num_sources, num_labels), 0.2 / num_labels)
-    return NeighborMixture(hood, alpha, torch.zeros(hood.num_edges))
-
-
-def model(args, results: Records) -> None:
-    """Also the posterior at the true numbers: the error that is left with so many nodes."""
-    truth, edges = grid_mixture(HEIGHT, 5), to_undirected(grid_edges(HEIGHT, HEIGHT))
-    for key, right in simulations(args, results, task="model", graph="grid", cell=CELLS[:2]):
-        data, copying = Data(y=truth.sample(), edge_index=edges), key["cell"] == "copies"
-        data.answers = noisy(data.y, right, 5, copying)
-        data.places, right = {"true sources": [(truth.hood, None)]}, right[:, None, None]
-        confusion = torch.where(torch.eye(5).bool(), right, (1 - right) / 4)
-        evidence = Annotators(5).log_prob({"confusion": confusion}, data.answers)
-        posterior = truth.latents(evidence).posterior(num_samples=4, num_sweeps=100)
-        # A label that none of 4 x 50 sweeps met is rare, not impossible, as in our own fit.
-        exact = Found((200 * posterior.marginals() + 1 / 5) / 201)
-        compare(results, key, data, {} if copying else {"true numbers": exact})
-
-
-TASKS = halves, cortex, graphs, simulated, model
-OPTIONS = {"num_seeds": 10, "levels": [0.9, 0.7, 0.5], "graphs": ["digits"], "data_root": Path}
-main = command(__doc__, TASKS, **OPTIONS, results=RESULTS / "annotators.jsonl")
+OPTIONS = {"num_seeds": 10, "data_root": Path, "results": RESULTS / "annotators.jsonl"}
+main = command(__doc__, (halves, cortex), **OPTIONS)
 
 if __name__ == "__main__":
     main()

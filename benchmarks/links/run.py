@@ -5,7 +5,7 @@
 
 import itertools
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from time import process_time
@@ -13,7 +13,6 @@ from time import process_time
 import numpy as np
 import pyro
 import torch
-from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from scipy.sparse import identity
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -21,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric import utils
 from torch_geometric.data import Data
-from torch_geometric.datasets import Planetoid
 from torch_geometric.nn import MLP, VGAE, GCNConv, GraphSAGE, Linear
 
 from benchmarks.links.data import link_graph, published_split
 from benchmarks.shared import records
 from benchmarks.shared.records import RESULTS, Records, command
-from benchmarks.shared.timing import median_cost, timed
-from pyro_nmm import NeighborChoice, Neighborhood
+from benchmarks.shared.timing import timed
+from benchmarks.shared.training import steps
+from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import LinkSplit, link_split
 from pyro_nmm.guides import DGLFRMGuide, fit_links
 from pyro_nmm.models import DGLFRM
@@ -115,12 +114,11 @@ def fit(args, problem: Problem, guide: str, settings: dict, seed: int) -> tuple[
     """The fitted guide, and what its row says of the fit. Losses are in nats per pair of nodes."""
     pair, data, split = build(problem, guide, settings, seed), problem.data, problem.split
     curve, seconds = timed(fit_links, pair, split, data.x, num_steps=args.num_steps or 500)
-    means = [mean(curve[i : i + 10]) for i in range(0, len(curve), 10)]
     inputs = pair.eval().model, pair.guide, split.train, data.x, split.held_out
     with torch.no_grad():
         loss = mean(TraceMeanField_ELBO().loss(*inputs) for _ in range(20)) / data.num_nodes**2
-    row = {"settings": settings, "loss in training": mean(means[-5:]), "loss": loss}
-    return pair, row | {"seconds": seconds / len(curve), "curve": means}
+    row = {"settings": settings, "loss in training": mean(curve[-50:]), "loss": loss}
+    return pair, row | {"seconds": seconds / len(curve)}
 
 
 def measure(args, problem: Problem, guide: str, settings: dict, seed: int, parts, draws=DRAWS):
@@ -130,37 +128,6 @@ def measure(args, problem: Problem, guide: str, settings: dict, seed: int, parts
         known = problem.pairs(part), problem.split.train, problem.data.x
         row[part] = problem.scores(part, pair.link_logits(*known, draws))
     return row
-
-
-@torch.no_grad()
-def exchanged(pair: DGLFRMGuide, problem: Problem) -> dict[str, float]:
-    """Average precision of a fitted original guide if nodes have other nodes' memberships."""
-    inputs, tested = (problem.split.train, problem.data.x), problem.pairs("test")
-    hood = Neighborhood(problem.split.train, problem.data.num_nodes)
-    uniform = NeighborChoice(hood, torch.zeros(hood.num_edges))
-    donors = {"own": partial(torch.arange, hood.num_nodes), "a neighbour's": uniform.sample}
-    donors["anyone's"] = partial(torch.randperm, hood.num_nodes)
-    found = {}
-    for name, draw in donors.items():
-        logits = torch.zeros(tested.shape[1])
-        for _ in range(DRAWS):
-            sites = poutine.trace(pair.guide).get_trace(*inputs).nodes
-            members = (sites["s"]["value"][draw()] > 0) * sites["r"]["value"]
-            logits += pair.target.link_logits(members, tested)
-        found[name] = problem.scores("test", logits)["AP"]
-    return found
-
-
-def seconds_of(problem: Problem, settings: dict) -> dict:
-    """Seconds of a step with either guide, in turn, and the process's memory."""
-
-    def stepper(guide: str):
-        pair = build(problem, guide, settings, 0)
-        # The NMM compares neighbours in every other step, at random.
-        return lambda: timed(fit_links, pair, problem.split, problem.data.x, num_steps=10)[1] / 10
-
-    makers = {guide: partial(stepper, guide) for guide in GUIDES}
-    return {"settings": settings} | median_cost(makers, repeats=8)
 
 
 def walks(edge_index: Tensor, num_nodes: int, pairs: Tensor, longest: int = 6) -> Tensor:
@@ -267,19 +234,14 @@ def measure_rival(args, problem: Problem, rival: str, settings: dict, seed: int,
     def scores(part: str) -> dict[str, float]:
         return problem.scores(part, network.eval().logits(problem.pairs(part), x, train))
 
-    for step in range(1, num_steps + 1):
-        optimizer.zero_grad()
-        network.train().loss(x, train).backward()
-        optimizer.step()
+    for step in steps(optimizer, lambda: network.train().loss(x, train), num_steps):
         if step % every == 0 or step == num_steps:
             looks.append({"step": step} | {part: scores(part) for part in parts})
     seconds, best = process_time() - began, max(looks, key=lambda row: row["val"]["AP"])
     return {"settings": settings, "seconds": seconds / num_steps} | best
 
 
-PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 METHODS = [*GUIDES, *RIVALS]
-READINGS = ("a network of its own", "first layer shared")  #: of the appendix, for the attention
 
 
 def reproduce(args, results: Records) -> None:
@@ -297,8 +259,7 @@ def measured(args, key: dict, guide: str, settings: dict) -> dict:
     method = measure_rival if guide in RIVALS else measure
     problem = Problem.of(args, key["dataset"], key["seed"])
     parts = ["val"] if key["task"] in ("search", "attention") else ["val", "test"]
-    row = method(args, problem, guide, settings, key["seed"], parts)
-    return {k: v for k, v in row.items() if k != "curve" or key["task"] == "compare"}
+    return method(args, problem, guide, settings, key["seed"], parts)
 
 
 def search(args, results: Records) -> None:
@@ -327,55 +288,7 @@ def katz(args, results: Records) -> None:
         results.add(**key, **katz_scores(Problem.of(args, key["dataset"], key["seed"])))
 
 
-def memberships(args, results: Records) -> None:
-    seeds = range(args.num_searched)
-    for key in results.missing(task="memberships", dataset=args.datasets, seed=seeds):
-        problem = Problem.of(args, key["dataset"], key["seed"])
-        settings = chosen(results.rows, key["dataset"], "original")
-        pair, _ = fit(args, problem, "original", settings, key["seed"])
-        results.add(**key, AP=exchanged(pair, problem))
-
-
-def cost(args, results: Records) -> None:
-    for key in results.missing(task="cost", dataset=args.datasets):
-        settings = chosen(results.rows, key["dataset"], "nmm")
-        results.add(**key, **seconds_of(Problem.of(args, key["dataset"], 0), settings))
-
-
-def anchor(args, results: Records) -> None:
-    settings = {"hidden": 32, "width": 16, "dropout": 0.0}
-    datasets = [name for name in args.datasets if name in PLANETOID]
-    for key in results.missing(task="anchor", dataset=datasets, seed=range(args.num_splits)):
-        problem = Problem.of(args, key["dataset"], key["seed"])
-        # DGLFRM sees zeros and ones; the authors of VGAE use PubMed's weights of words.
-        data = problem.data.clone()
-        data.x = Planetoid(str(args.data_root), PLANETOID[key["dataset"]])[0].x.to_sparse_csr()
-        known = Problem(data, problem.split), "vgae", settings, key["seed"], ["val", "test"]
-        row = measure_rival(args, *known, every=args.num_steps or 200)
-        results.add(**key, **{name: row[name] for name in ("settings", "step", "val", "test")})
-
-
-def attended(args, results: Records, others: Records, **each) -> None:
-    """Adds rows of the NMM with attention by readings of the paper's appendix."""
-    for key in others.missing(**each):
-        settings = chosen(results.rows, key["dataset"], "nmm")
-        own = key.get("reading") != READINGS[1]
-        wide = settings | {"own_attention": own, "width": settings["num_communities"]}
-        others.add(**key, **measured(args, key, "nmm", wide))
-
-
-def attention(args, results: Records) -> None:
-    known = {"task": "attention", "dataset": args.datasets, "seed": range(args.num_searched)}
-    attended(args, results, results, **known, reading=READINGS)
-
-
-def deviations(args, results: Records) -> None:
-    others = Records(args.results.with_name("deviations.jsonl"))
-    known = {"task": "links", "dataset": args.datasets, "change": "own attention"}
-    attended(args, results, others, **known, seed=compared(args))
-
-
-TASKS = reproduce, search, compare, katz, memberships, cost, anchor, attention, deviations
+TASKS = reproduce, search, compare, katz
 CHOICES = {"datasets": [*DATASETS, "pubmed"], "guides": METHODS}
 OPTIONS = CHOICES | {"choices": CHOICES, "datasets": DATASETS, "data_root": Path}
 OPTIONS |= {"num_searched": (2, "splits of the search"), "num_splits": (10, "other splits")}

@@ -5,10 +5,7 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from benchmarks.shared import tables as shown
 from benchmarks.shared.records import Files, pick
@@ -18,12 +15,6 @@ OURS, THEIRS = "NMM-DGLFRM", "DGLFRM"
 METHODS = {"katz": "Katz", "vgae": "VGAE", "sage": "GraphSAGE", "original": THEIRS, "nmm": OURS}
 MEASURES = ("AP", "AUC")
 GUIDE = {"katz": "katz", "anchor": "vgae", "reproduce": "original"}  #: of tasks that name none
-#: The NMM's attention, and the attention of the paper's appendix by ``own_attention``.
-ATTENTION = {
-    None: "first layer shared, 16 outputs",
-    True: "a network of its own, as wide as the communities",
-    False: "first layer shared, as wide as the communities",
-}
 
 
 def named(rows: list[dict]) -> pd.DataFrame:
@@ -116,62 +107,4 @@ def bounds(files: Files) -> str:
     return table(compared(files), ["graph", "method"], cells)
 
 
-def links_searched(files: Files) -> str:
-    rows = sorted(pick(files["links"], task="search"), key=lambda row: row["trial"])
-    rows = [r | {"settings": ", ".join(f"{k} {v}" for k, v in r["settings"].items())} for r in rows]
-    cells = {"splits": shown.count} | {name: average(f"val.{name}", ".2f") for name in MEASURES}
-    cells["bound, no dropout"] = average("bound", ".4f")
-    return table(named(rows), ["graph", "method", "settings"], cells)
-
-
-def memberships(files: Files) -> str:
-    cells = {"splits": shown.count, "own memberships": average("AP.own", ".2f")}
-    cells |= {who: average(f"AP.{who}", ".2f") for who in ("a neighbour's", "anyone's")}
-    return table(named(pick(files["links"], task="memberships")), ["graph"], cells)
-
-
-def link_cost(files: Files) -> str:
-    rows = pick(files["links"], task="cost")
-    return shown.markdown({"graph": GRAPHS[r["dataset"]]} | shown.costs(r, METHODS) for r in rows)
-
-
-def link_attention(files: Files) -> str:
-    parts = {"search": "val", "attention": "val", "compare": "test", "links": "test"}
-    rows, seen = [], {}
-    for row in files["links"] + files["deviations"]:
-        if row["task"] in parts and row.get("guide", "nmm") == "nmm":
-            part, settings = parts[row["task"]], dict(row["settings"])
-            own, _ = settings.pop("own_attention", None), settings.pop("width", None)
-            case = str((part, row["dataset"], row["seed"], settings))
-            names = {"case": case, "links": part.replace("val", "validation")}
-            rows.append(row | names | {"attention": ATTENTION[own], "test": row[part]})
-            seen.setdefault(case, set()).add(own)
-    rows = [row for row in rows if len(seen[row["case"]]) > 1]
-    cells = {"splits": shown.count, "AP": spread("AP", 2), "AUC": spread("AUC", 2)}
-    cells["bound"] = spread("bound", 4)
-    for field, digits in {"AP": 2, "AUC": 2, "bound": 4}.items():
-        cells[f"{field}, change"] = shown.against({"attention": ATTENTION[None]}, field, digits)
-    return table(named(rows), ["graph", "links", "attention"], cells)
-
-
-def link_bound(files: Files) -> Figure:
-    rows = compared(files)
-    rows = rows[rows["graph"] == "NIPS12"]
-    figure, axis = plt.subplots(figsize=(5, 3.6), layout="constrained")
-    for (guide,), part in shown.groups(rows, ["method"]):
-        color = "#D55E00" if guide == THEIRS else "#0072B2"
-        values = -np.array(part["curve"].tolist())
-        steps = 10 * np.arange(1, values.shape[1] + 1)
-        axis.plot(steps, values.T, color=color, lw=0.4, alpha=0.4)
-        axis.plot(steps, values.mean(0), color=color, lw=1.8, label=guide)
-    every = -np.array(rows["curve"].tolist())
-    low = every[:, every.shape[1] // 8].min()  # the first steps are far below the others
-    axis.set(xlabel="step", ylabel="evidence lower bound, nats per pair of nodes")
-    axis.set(title=f"NIPS12, {len(values)} splits and their mean", ylim=(low, every.max() + 0.005))
-    axis.legend(frameon=False, loc="lower right")
-    return figure
-
-
-TABLES = (pooled_links, link_rivals, published_links, bounds, links_searched)
-TABLES += (memberships, link_cost, link_attention)
-FIGURES = {"link_bound.png": link_bound}
+TABLES = pooled_links, link_rivals, published_links, bounds

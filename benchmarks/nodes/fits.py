@@ -5,7 +5,7 @@
 
 import random
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from statistics import mean
 
 import pyro
@@ -133,8 +133,8 @@ def pair_log_probs(table: Tensor, y: Tensor, pairs: Tensor) -> Tensor:
     return table[torch.arange(len(table)), *y[pairs]].double().clamp(min=1e-24).log()
 
 
-def evaluate(model, data, pairs=None, joint=False, temperature=None) -> dict:
-    """Scores; ``joint`` and ``pairs`` add log-likelihoods, ``temperature`` gains of the latter."""
+def evaluate(model, data, pairs=None, joint=False) -> dict:
+    """Scores; ``joint`` and ``pairs`` add log-likelihoods."""
     y, train, test = data.y, data.train_mask, data.test_mask
     mixes, post = isinstance(model, NeighborMixture), model
     if mixes:
@@ -155,89 +155,6 @@ def evaluate(model, data, pairs=None, joint=False, temperature=None) -> dict:
         tables["conditional"] = post.pairwise(pairs)
     if mixes:
         tables["prior"] = model.pairwise(pairs)
-    known = {name: pair_log_probs(table, y, pairs) for name, table in tables.items()}
-    result |= {name: values.mean().item() for name, values in known.items()}
-    if temperature is not None:
-        base = pair_log_probs(independent_pairs(temperature, pairs), y, pairs)
-        own = known["own product"]
-        result["on temperature"] = summary(known.get("conditional", own) - base, pairs, test)
-        if joint_model:
-            result["on own product"] = summary(known["conditional"] - own, pairs, test)
+    for name, table in tables.items():
+        result[name] = pair_log_probs(table, y, pairs).mean().item()
     return result
-
-
-def summary(gain: Tensor, pairs: Tensor, nodes: Tensor, num_resamples: int = 1000) -> dict:
-    """
-    Mean, median, share above 0 of gains ``(P,)`` of ``pairs`` ``(2, P)``, and what two nodes add to
-    the mean. Its 95 % interval is a bootstrap over *nodes* (Snijders and Borgatti 1999).
-    """
-    size, (first, second) = int(nodes.sum()), (nodes.cumsum(0) - 1)[pairs]
-    # A generator of its own leaves the later draws of a run as they are.
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(size, (num_resamples, size), generator=generator)
-    counts = torch.stack([draw.bincount(minlength=size) for draw in drawn]).to(gain)
-    weights = counts[:, first] * counts[:, second]  # a pair has the product of its nodes' weights
-    means = (weights @ gain) / weights.sum(1)
-    low, high = means.quantile(gain.new_tensor([0.025, 0.975])).tolist()
-    found = {"mean": gain.mean().item(), "low": low, "high": high, "median": gain.median().item()}
-    table = gain.new_zeros(size, size)
-    table[first, second] = table[second, first] = gain
-    own = table.sum(1)  # of each node's pairs; two nodes have their own pair in common
-    two = (own[:, None] + own - table).fill_diagonal_(-torch.inf).max().item() / len(gain)
-    return found | {"share": (gain > 0).double().mean().item(), "two nodes": two}
-
-
-def log_prob(mix: NeighborMixture, labels: Tensor, data, seed: int, repeats: int = 1) -> float:
-    """Nats of the test nodes' labels given the training nodes'. A seed fixes the nodes' order."""
-    total = 0.0
-    for number in range(seed, seed + repeats):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number)
-            total += mix.log_likelihood(labels, data.test_mask, data.train_mask, NUM_DRAWS).item()
-    return total / repeats
-
-
-def jointly(mix: NeighborMixture, starts: list[Tensor], data, seed: int) -> Tensor:
-    """The most probable labelling by iterated conditional modes (Besag 1986) of blocks of nodes."""
-    nats = partial(log_prob, mix, data=data, seed=seed)
-    best, labels = max(((nats(start), start) for start in starts), key=lambda pair: pair[0])
-    nodes, generator = data.test_mask.nonzero()[:, 0], torch.Generator().manual_seed(seed)
-    for _ in range(5):
-        before = labels
-        for block in nodes[torch.randperm(len(nodes), generator=generator)].chunk(10):
-            others = data.train_mask | data.test_mask
-            others[block] = False
-            posterior = mix.condition(labels, others, num_samples=NUM_DRAWS)
-            trial = labels.clone()
-            trial[block] = posterior.marginals()[block].argmax(-1)
-            if not torch.equal(trial, labels) and (value := nats(trial)) > best:
-                best, labels = value, trial
-        if labels is before:
-            break
-    # Estimates are noisy, and the search kept the highest: new ones compare with two starts.
-    again = partial(log_prob, mix, data=data, seed=500 + seed, repeats=4)
-    return max([labels, *starts[:2]], key=again)
-
-
-def labellings(mix: NeighborMixture, data, seed: int) -> dict[str, Tensor]:
-    """``(N,)`` labels by rule, without test nodes' labels; "sequential" is section 3.6's rule."""
-    test, nodes = data.test_mask, data.test_mask.nonzero()[:, 0]
-    posterior = mix.condition(data.y, data.train_mask, num_samples=NUM_DRAWS)
-    start, found = data.y.where(data.train_mask, 0), {}
-    for rule, method in {"one by one": "marginal", "sequential": "sequential"}.items():
-        found[rule] = start.masked_scatter(test, posterior.predict(nodes, method=method))
-    draws = [start.masked_scatter(test, draw) for draw in posterior.sample((20,), nodes)]
-    return found | {"joint": jointly(mix, [*found.values(), *draws], data, seed)}
-
-
-def predictions(mix: NeighborMixture, data, seed: int) -> dict[str, dict]:
-    """Accuracy of each rule's labels, their log p per node, and how many differ from the first."""
-    found, test = labellings(mix, data, seed), data.test_mask
-    nats = partial(log_prob, mix, data=data, seed=1000 + seed, repeats=8)
-    size, rows = int(test.sum()), {}
-    truth = {"of the true labels": nats(data.y) / size}
-    for rule, labels in found.items():
-        row = {"accuracy": (labels == data.y)[test].double().mean().item()}
-        row["changed"] = int((labels != found["one by one"])[test].sum())
-        rows[rule] = row | {"log prob": nats(labels) / size} | truth
-    return rows

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import groupby, product
 from pathlib import Path
-from statistics import mean
 
 import pyro
-import torch
-from pyro.infer import SVI, Trace_ELBO
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.utils import barabasi_albert_graph, to_torch_csr_tensor
+from torch_geometric.utils import to_torch_csr_tensor
 
 from benchmarks import on_top
 from benchmarks.nodes import fits
@@ -24,12 +21,12 @@ from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import timed
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets.nodes import inner_edges, random_split
-from pyro_nmm.guides import AmortizedNMM, Chains
+from pyro_nmm.guides import Chains
 from pyro_nmm.models import Compatibility, compatibility
 
 RELABELLED = ["backbone", "stacked", "stacked, relabelled", "NMM", "NMM, relabelled"]
 SETTINGS = DEFAULT | {"num_epochs": 200, "criterion": "likelihood", "patience": 50}
-NUM_NODES, MANY_EDGES = 300, 10**6  # of a tree; with more a GCN multiplies by a sparse matrix
+MANY_EDGES = 10**6  # with more a GCN multiplies by a sparse matrix
 
 
 def fitted(key: dict, data: Data, hood: Neighborhood, scores: Tensor):
@@ -65,63 +62,10 @@ def graphs(args, results: Records) -> None:
                 results.add(**key, **evaluate(model, data, pairs, joint=True))
 
 
-class Shared(nn.Module):
-    """One row of concentrations, attention to nodes of high degree, and matrices of two kinds."""
-
-    def __init__(self, kinds: Tensor | None = None) -> None:
-        super().__init__()
-        self.kinds, self.log_alpha = kinds, nn.Parameter(torch.zeros(2))
-        self.gamma, self.popular = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
-        self.scores = nn.Parameter(2 * torch.randn(2, 2, 2))
-
-    def forward(self, hood: Neighborhood) -> tuple[Tensor, ...]:
-        own = hood.source == hood.target
-        logits = self.popular * hood.ptr.diff().log()[hood.source] + self.gamma * own
-        found = self.log_alpha.exp().expand(hood.num_nodes, -1), logits
-        if self.kinds is None:
-            return found
-        matrices = torch.cat([torch.eye(2)[None], self.scores.softmax(-1)])
-        return *found, matrices[self.kinds.where(~own, 0)]
-
-
-def generated(args, results: Records) -> None:
-    """Fits to labels of a random tree whose edges keep or flip a label, measured on new labels."""
-    for key in results.missing(task="generated", seed=range(args.num_splits), nodes=NUM_NODES):
-        pyro.set_rng_seed(key["seed"])
-        hood = Neighborhood(barabasi_albert_graph(NUM_NODES, 1), NUM_NODES)
-        kinds = 1 + torch.randint(2, (hood.num_edges,))
-        truth = Shared(kinds)
-        with torch.no_grad():
-            truth.log_alpha.fill_(-2.0)
-            truth.popular.fill_(2.0)
-            truth.scores.copy_(6 * torch.eye(2)[torch.tensor([[0, 1], [1, 0]])])
-            mixtures = {"truth": NeighborMixture(hood, *truth(hood))}
-        y, *new = mixtures["truth"].sample((5,))
-        for name, given in {"plain": None, "relabelled": kinds}.items():
-            starts = [shared_fit(hood, Shared(given), y) for _ in range(4)]
-            mixtures[name] = max(starts, key=lambda mix: mix.log_likelihood(y, num_particles=256))
-        found = {
-            name: mean(mix.log_likelihood(part, num_particles=256).item() for part in new)
-            for name, mix in mixtures.items()
-        }
-        share = (1 + y.bincount(minlength=2)) / (2 + len(y))
-        found["independent"] = mean(share[part].log().sum().item() for part in new)
-        results.add(**key, **{name: value / len(y) for name, value in found.items()})
-
-
-def shared_fit(hood: Neighborhood, network: nn.Module, y: Tensor) -> NeighborMixture:
-    program = AmortizedNMM(hood, network)
-    elbo = Trace_ELBO(4, max_plate_nesting=0, vectorize_particles=True)
-    svi = SVI(program.model, program.guide, pyro.optim.Adam({"lr": 0.05}), elbo)
-    with pyro.get_param_store().scope():
-        for _ in range(SETTINGS["num_epochs"]):
-            svi.step(y=y)
-        return program.mixture()
-
-
 #: The paper's backbone and NMM; "+ consistency" also learns from unlabelled nodes.
 METHODS = ["backbone", "NMM", "backbone + consistency", "NMM + consistency"]
-#: Methods that take the settings of another method's search.
+#: Methods whose settings are searched, and methods that take the settings of another one.
+SEARCHED = ["backbone", "NMM + consistency"]
 SIBLING = {"NMM": "backbone", "backbone + consistency": "NMM + consistency"}
 PAPER = DEFAULT | {"floor": 1.0, "gamma": 0.0, "weight_decay": 0.005, "num_epochs": 200}
 #: Of our recipe, by choices of the paper and others; then the paper's whole recipe.
@@ -147,20 +91,20 @@ def cases(args, results: Records, task: str, base: str = "", **each) -> Iterator
             data = random_split(data, key["ratio"], val, 0.3, key["seed"])
             settings = DEFAULT | {"criterion": criterion}
         else:
-            method = key.get("settings of") or SIBLING.get(key["method"], key["method"])
+            method = SIBLING.get(key["method"], key["method"])
             place = {name: key[name] for name in ("dataset", "backbone")}
             settings = chosen(results.rows, **place, method=method)
         yield key, keys, data, hood, settings
 
 
-def add(results: Records, key: dict, fitted, data, hood, curve=None, **options) -> None:
+def add(results: Records, key: dict, fitted, data, hood, **options) -> None:
     """Add rows of StackedNMM and temperature scaling on a fit, then of the fit itself."""
     mixes = isinstance(fitted, NeighborMixture)
     scores = fitted.alpha.log() if mixes else fitted
     stacked, seconds = timed(stack, hood, scores, data)
     models = [(", stacked", stacked, {"fit seconds": seconds})]
     models += [] if mixes else [(", temperature", calibrated(scores, data), {})]
-    models += [("", fitted if mixes else scores.softmax(-1), {"curve": curve} if curve else {})]
+    models += [("", fitted if mixes else scores.softmax(-1), {})]
     # The row of the fit comes last, because an interrupted run repeats a fit without it.
     for ending, model, more in models:
         row = evaluate(model, data, **options) | more
@@ -168,7 +112,7 @@ def add(results: Records, key: dict, fitted, data, hood, curve=None, **options) 
 
 
 def search(args, results: Records) -> None:
-    each = {"method": args.searched, "trial": range(args.num_trials), "seed": (100, 101)}
+    each = {"method": SEARCHED, "trial": range(args.num_trials), "seed": (100, 101)}
     for key, _, data, hood, settings in cases(args, results, "search", **each):
         fitted, _ = fit(key, data, hood, settings)
         model = fitted if "NMM" in key["method"] else fitted.softmax(-1)
@@ -176,11 +120,9 @@ def search(args, results: Records) -> None:
 
 
 def accuracy(args, results: Records) -> None:
-    each = {"seed": range(args.num_seeds), "method": args.methods, "settings of": args.settings_of}
+    each = {"seed": range(args.num_seeds), "method": args.methods}
     for key, _, data, hood, settings in cases(args, results, "accuracy", **each):
-        fitted, curve = fit(key, data, hood, settings)
-        first = [score for score, _ in curve] if key["seed"] == 0 else None
-        add(results, key, fitted, data, hood, first, joint=True)
+        add(results, key, fit(key, data, hood, settings)[0], data, hood, joint=True)
 
 
 def pairs(args, results: Records, task: str = "pairs") -> None:
@@ -190,8 +132,7 @@ def pairs(args, results: Records, task: str = "pairs") -> None:
         scores, _ = fit(first, data, hood, settings)
         more = {}
         if task == "pairs":
-            near = inner_edges(data.edge_index, data.test_mask)
-            more = {"pairs": near, "temperature": calibrated(scores, data)}
+            more["pairs"] = inner_edges(data.edge_index, data.test_mask)
         for key in keys:
             fitted = scores if key == first else fit(key, data, hood, settings)[0]
             add(results, key, fitted, data, hood, **more)
@@ -211,17 +152,6 @@ def deviations(args, results: Records) -> None:
         posterior = mix.condition(data.y, data.train_mask, num_samples=16)
         hits = posterior.predict(test, method="sequential") == data.y[test]
         results.add(**key, **row, sequential=hits.double().mean().item())
-
-
-def predicted(args, results: Records) -> None:
-    methods = ["NMM", "backbone, stacked", "backbone, pooled"]
-    each = {"seed": range(args.num_seeds), "method": methods}
-    for first, keys, data, hood, settings in cases(args, results, "predicted", **each):
-        fitted, _ = fit(first, data, hood, settings)
-        for key in keys:
-            pool = "pooled" in key["method"]
-            mix = fitted if key == first else stack(hood, fitted, data, pool)
-            results.add(**key, rules=fits.predictions(mix, data, key["seed"]))
 
 
 def published(args, results: Records) -> None:
@@ -266,21 +196,15 @@ def end_to_end(args, results: Records, task: str = "end_to_end", first: int = 10
             results.add(**key, **evaluate(fitted, data), **more)
 
 
-def end_to_end_search(args, results: Records) -> None:
-    """The same on splits that are not reported: their validation nodes choose the settings."""
-    end_to_end(args, results, "end_to_end_search", 0)
-
-
-CHOICES = {"backbones": fits.BACKBONES, "methods": METHODS, "searched": METHODS}
+CHOICES = {"backbones": fits.BACKBONES, "methods": METHODS}
 CHOICES |= {"attentions": fits.BACKBONES}
 OPTIONS = {"datasets": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat", "appnp"]}
-OPTIONS |= {"methods": METHODS, "searched": ["backbone", "NMM + consistency"]}
-OPTIONS |= {"settings_of": (str, "whose search `accuracy` takes"), "ratios": [0.2, 0.4, 0.6]}
+OPTIONS |= {"methods": METHODS, "ratios": [0.2, 0.4, 0.6]}
 OPTIONS |= {"attentions": (["gcn"], "backbones of the attention in `end_to_end`"), "gammas": [0.0]}
 OPTIONS |= {"num_trials": 12, "num_seeds": 10, "num_splits": 5, "data_root": Path}
 OPTIONS |= {"results": RESULTS / "nodes.jsonl", "choices": CHOICES}
-TASKS = search, accuracy, pairs, sizes, deviations, predicted, published, random
-main = command(__doc__, (*TASKS, graphs, generated, end_to_end, end_to_end_search), **OPTIONS)
+TASKS = search, accuracy, pairs, sizes, deviations, published, random
+main = command(__doc__, (*TASKS, graphs, end_to_end), **OPTIONS)
 
 if __name__ == "__main__":
     main()

@@ -25,6 +25,7 @@ from benchmarks.nodes import fits
 from benchmarks.on_top import shuffled
 from benchmarks.shared.records import Records
 from benchmarks.shared.scores import independent_pairs
+from benchmarks.shared.training import steps
 
 #: Factors of edge logits, from the authors' code; the power of the ends' marginals in an edge's
 #: potential is 1 in equation 9 and .1 in their code.
@@ -170,13 +171,14 @@ class SPN(nn.Module):
         y, known, held, best = self.data.y, self.data.train_mask, self.data.val_mask, {}
         taught, checked = (self.size * y[i] + y[j] for i, j in (self.taught, self.checked))
         adam = torch.optim.Adam(self.parameters(), lr=rate, weight_decay=5e-4)
-        for epoch in range(NUM_EPOCHS):
-            adam.zero_grad()
+
+        def loss() -> Tensor:
             nodes, pairs = self.train()(self.taught)
-            loss = F.cross_entropy(nodes[known], y[known])
-            (loss + F.cross_entropy(pairs.flatten(1), taught)).backward()
-            adam.step()
-            if epoch % CHECKED_EVERY == 0:
+            own = F.cross_entropy(nodes[known], y[known])
+            return own + F.cross_entropy(pairs.flatten(1), taught)
+
+        for epoch in steps(adam, loss, NUM_EPOCHS):
+            if epoch % CHECKED_EVERY == 1:
                 with torch.no_grad():
                     nodes, pairs = self.eval()(self.checked)
                 found = score(nodes[held], y[held]), score(pairs.flatten(1), checked)
@@ -193,11 +195,12 @@ class SPN(nn.Module):
         parts = zip(self.children(), rates, strict=True)
         adam = torch.optim.Adam({"params": part.parameters(), "lr": rate} for part, rate in parts)
         inner = (known.cumsum(0) - 1)[self.taught]
-        for epoch in range(1, NUM_EPOCHS // 4 + 1):
-            adam.zero_grad()
+
+        def loss() -> Tensor:
             nodes, pairs = self.train()(self.taught)
-            likelihood_loss(field_of(inner, nodes[known], pairs, *form), y[known]).backward()
-            adam.step()
+            return likelihood_loss(field_of(inner, nodes[known], pairs, *form), y[known])
+
+        for epoch in steps(adam, loss, NUM_EPOCHS // 4):
             if epoch % CHECKED_EVERY == 0:
                 field = self.field(*form)
                 yield self.quality(field), field, epoch

@@ -4,42 +4,33 @@
 """Tables and figures of nodes.md, pairs.md and heterophilous.md in docs/results."""
 
 from itertools import product
-from statistics import median
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from benchmarks.nodes.fits import chosen
 from benchmarks.nodes.run import METHODS
 from benchmarks.shared import tables as shared
 from benchmarks.shared.records import Files
 from benchmarks.shared.tables import Cell, Paired, against, average, count, frame, ordered, spread
 
 NAMES = {"(.*), temperature": r"\1 + temperature", "(.*), stacked": r"StackedNMM on \1"}
-NAMES |= {"(.*), pooled": r"StackedNMM with its pool on \1"}
 NAMES |= {"(.*), bound": r"\1 by the bound", "(.*), chains": r"\1 by chains"}
-#: Settings of another search make a method another model.
-SETTINGS = "", " (settings of its first 6 trials)", " (settings of the NMM's search)"
-FORMS = "{}", "{} + temperature", "StackedNMM on {}", "StackedNMM with its pool on {}"
-MODELS = [form.format(name) + of for name, of, form in product(METHODS, SETTINGS, FORMS)]
+FORMS = "{}", "{} + temperature", "StackedNMM on {}"
+MODELS = [form.format(name) for name, form in product(METHODS, FORMS)]
 TEMPERED, SPN, JOINT = "backbone + temperature", {"model": "SPN"}, "log p(test \\| train)"
 RIVALS = ["SPN", "temperature", "GMNN", "Potts on C&S", "StackedNMM, scores alone", "StackedNMM"]
 RIVALS += [TEMPERED, "NMM", "StackedNMM on NMM", "StackedNMM on backbone"]
 LINES = ["graph", "backbone", "model"]
-CELL, BACKBONE, STACKED = LINES[:2], {"model": "backbone"}, {"model": "StackedNMM on backbone"}
+CELL, BACKBONE = LINES[:2], {"model": "backbone"}
 
 
 def named(rows: DataFrame) -> DataFrame:
     """Rows with the names of tables, and with PLL: the log-likelihood of a pair of nodes."""
-    fields = "method", "settings of", "attention", "ratio", "pairs", "conditional", "own product"
+    fields = "method", "attention", "ratio", "pairs", "conditional", "own product"
     rows = rows.reindex(columns=list(dict.fromkeys([*rows, *fields])))
     rows["graph"] = ordered(rows["dataset"], shared.GRAPHS)
     rows["backbone"] = ordered(rows["backbone"].str.upper(), ("GCN", "GAT", "APPNP", "MLP"))
-    searches = rows["settings of"].replace("NMM", "the NMM's search")
-    settings = [f" (settings of {name})" if isinstance(name, str) else "" for name in searches]
-    rows["model"] = ordered(rows["method"].replace(NAMES, regex=True) + settings, MODELS)
+    rows["model"] = ordered(rows["method"].replace(NAMES, regex=True), MODELS)
     rows["splits"] = ["published" if r != r else f"random, {r}" for r in rows["ratio"]]
     rows["ratio"] = ordered(rows["ratio"], None)
     rows["PLL"] = rows["pairs"].fillna(rows["conditional"]).fillna(rows["own product"])
@@ -84,36 +75,13 @@ def accuracy(files: Files) -> str:
     return shared.table(runs(files, "accuracy"), LINES[1:], cells, across="graph")
 
 
-def against_backbone(files: Files) -> str:
-    rows = runs(files, "accuracy")
-    rows["search"] = rows["settings of"].astype(object).fillna("own")
-    rows["model"] = ordered(rows["method"].replace(NAMES, regex=True), MODELS)
-    base = {"model": "backbone"}
-    cells = {"accuracy, points": against(base, "accuracy", 1, 100, form=Paired.brief)}
-    for name in ("backbone", TEMPERED, "StackedNMM on backbone"):
-        cells[f"NLL minus {name}"] = against({"model": name}, "nll", 3, form=Paired.brief)
-    return shared.table(rows, ["graph", "backbone", "search", "model"], cells)
-
-
 def against_backbone_in_short(files: Files) -> str:
     rows, cells = runs(files, "accuracy"), {"cells": shared.number_of(*CELL)}
-    rows = rows[rows["settings of"].isna()]
     cells["accuracy minus backbone, points"] = shared.over(CELL, BACKBONE, "accuracy", "+.1f", 100)
     cells["higher, lower"] = shared.clear(CELL, BACKBONE, "accuracy")
     cells |= {"NLL minus temperature": shared.over(CELL, {"model": TEMPERED}, "nll", "+.3f")}
     cells["better, worse"] = shared.clear(CELL, {"model": TEMPERED}, "nll", better=-1)
     return shared.table(rows, ["model"], cells)
-
-
-def searches(files: Files) -> str:
-    def cell(part: DataFrame, peers: DataFrame) -> str:
-        dataset, kind, method = part[["dataset", "backbone", "method"]].iloc[0]
-        best = chosen(files["nodes"], dataset=dataset, backbone=kind.lower(), method=method)
-        drawn = [name.partition("settings.")[2] for name in part.dropna(axis=1)]
-        texts = [f"{name.replace('weight_', '')} {best[name]:g}" for name in drawn if name]
-        return f"{part['trial'].nunique()}: {', '.join(texts)}"
-
-    return shared.table(runs(files, "search"), LINES[1:], {"{}": cell}, across="graph")
 
 
 def deviations(files: Files) -> str:
@@ -170,34 +138,6 @@ def gains_in_short(files: Files) -> str:
     return shared.table(rows, LINES[1:], cells | {"correlation": correlation})
 
 
-def influence(files: Files) -> str:
-    def interval(part: DataFrame, peers: DataFrame) -> str:
-        low, high = (part[f"on temperature.{end}"].dropna() for end in ("low", "high"))
-        return f"{(low > 0).sum()}, {(high < 0).sum()} of {len(low)}" if len(low) else ""
-
-    two = average("on temperature.two nodes", ".3f")
-    cells = {"interval above, below 0": interval, "two nodes": two}
-    for name in ("temperature", "own product"):
-        cells[f"median pair on {name}"] = average(f"on {name}.median", "+.4f")
-        cells[f"% of pairs that gain on {name}"] = average(f"on {name}.share", ".0f", 100)
-    cells |= {"seconds a fit": average("fit seconds", ".1f", of=median)}
-    rows = runs(files, "pairs")
-    return shared.table(rows[rows["model"] != TEMPERED], LINES, cells)
-
-
-def trained(files: Files, task: str, part: str = "") -> str:
-    hits, nll = (f"{part}{name}" for name in ("accuracy", "nll"))
-    cells = {"runs": count, "accuracy, %": spread(hits, 1, 100), "NLL": spread(nll, 3)}
-    for name in ("backbone", "NMM by the bound"):
-        base = {"model": name}
-        cells[f"points minus {name}"] = against(base, hits, 1, 100)
-        cells[f"NLL minus {name}"] = against(base, nll, 3)
-    rows = runs(files, task)
-    rows["attention"] = rows["attention"].str.upper()
-    lines = ["backbone", "attention", "gamma", "graph", "splits", "model"]
-    return shared.table(rows, lines, cells)
-
-
 def end_to_end_in_short(files: Files) -> str:
     rows, cells = runs(files, "end_to_end"), {"cells": shared.number_of("graph", "splits")}
     rows["attention"] = rows["attention"].str.upper()
@@ -208,41 +148,9 @@ def end_to_end_in_short(files: Files) -> str:
     return shared.table(rows, ["backbone", "attention", "gamma", "model"], cells)
 
 
-def end_to_end(files: Files) -> str:
-    return trained(files, "end_to_end")
-
-
-def end_to_end_search(files: Files) -> str:
-    return trained(files, "end_to_end_search", "val.")
-
-
 def sizes_in_short(files: Files) -> str:
     change = shared.over(CELL, BACKBONE, "accuracy", "+.1f", 100)
     return shared.table(runs(files, "sizes"), ["model"], {"{}": change}, across="ratio")
-
-
-def sizes(files: Files) -> str:
-    def bracketed(gap: Paired, *digits) -> str:
-        return f" ({gap.spread(*digits)})" if gap else ""
-
-    change = against({"model": "backbone"}, "accuracy", 1, 100, form=bracketed)
-    hits = joined(average("accuracy", ".1f", 100), change, by="")
-    cells = {"{}": joined(hits, average("nll", ".3f"))}
-    return shared.table(runs(files, "sizes"), LINES, cells, across="ratio")
-
-
-def predicted(files: Files) -> str:
-    first, rules = "rules.one by one.", {"in turn": "sequential", "jointly": "joint"}
-    cells = {"seeds": count, "accuracy, one by one": spread(f"{first}accuracy", 1, 100)}
-    for name, rule in rules.items():
-        gap = within(f"rules.{rule}.accuracy", f"{first}accuracy", 2, 100)
-        cells[f"{name} minus that, points"] = gap
-        cells[f"labels changed {name}"] = average(f"rules.{rule}.changed", ".1f")
-    cells["log p of that labelling, nats per node"] = spread(f"{first}log prob", 4)
-    for name, rule in rules.items():
-        cells[f"{name} minus that"] = within(f"rules.{rule}.log prob", f"{first}log prob", 4)
-    cells |= {"log p of the true labels": spread(f"{first}of the true labels", 3)}
-    return shared.table(runs(files, "predicted"), LINES, cells)
 
 
 def of_spn(files: Files) -> DataFrame:
@@ -300,46 +208,5 @@ def heterophilous(files: Files) -> str:
     return shared.table(rows, [*LINES, "edges"], cells)
 
 
-def heterophilous_generated(files: Files) -> str:
-    names = {"truth": "truth", "relabelled": "fitted, relabelling", "plain": "fitted, plain"}
-    names |= {"independent": "independent labels"}
-    rows = frame(files["repelling"], task="generated").melt(["seed"], [*names], "model", JOINT)
-    rows["model"] = ordered(rows["model"], names)
-    gap = against({"model": "truth"}, JOINT, 3, form=Paired.spread)
-    cells = {"graphs": count, "log p(y) per node": spread(JOINT, 3), "minus the truth's": gap}
-    return shared.table(rows, ["model"], cells)
-
-
-#: Lines of the figure of training sizes: colour, shift of the points, and where the name stands.
-DRAWN = {
-    "backbone + consistency": ("#009E73", -0.008, (0.222, 0.56)),
-    "StackedNMM on backbone": ("#E69F00", 0.0, (0.522, 0.0)),
-    "NMM": ("#0072B2", 0.008, (0.315, -0.36)),
-}
-
-
-def training_size(files: Files) -> Figure:
-    """Points above the backbone: means over graphs and backbones, and a dot for each of these."""
-    rows, figure = runs(files, "sizes"), plt.figure(figsize=(5, 4), layout="constrained")
-    axis = figure.subplots()
-    axis.axhline(0, color="0.4", lw=1, zorder=0)
-    for model, (color, shift, place) in DRAWN.items():
-        means = {}
-        for (share,), peers in shared.groups(rows, ["ratio"]):
-            own = peers[peers["model"] == model]
-            gaps = shared.differences(own, peers, CELL, BACKBONE, "accuracy")
-            dots = [100 * gap.mean for gap in gaps]
-            axis.plot([share + shift] * len(dots), dots, "o", ms=4, color=color, alpha=0.4, mew=0)
-            means[share + shift] = sum(dots) / len(dots)
-        axis.plot(means.keys(), means.values(), "o-", ms=6, lw=2, color=color)
-        axis.annotate(model.replace(" on ", "\non "), place, color=color, fontsize=11)
-    axis.set(xlabel="share of training nodes", xticks=rows["ratio"].unique())
-    axis.set_ylabel("accuracy: points above the backbone")
-    return figure
-
-
-TABLES = accuracy, against_backbone, searches, deviations, pairs, gains, influence
-TABLES += against_backbone_in_short, gains_in_short, end_to_end_in_short
-TABLES += sizes_in_short, sizes, end_to_end, end_to_end_search, predicted, spn_in_short, spn
-TABLES += relabelled_in_short, heterophilous, heterophilous_generated
-FIGURES = {"training_size.png": training_size}
+TABLES = accuracy, deviations, pairs, gains, against_backbone_in_short, gains_in_short
+TABLES += end_to_end_in_short, sizes_in_short, spn_in_short, spn, relabelled_in_short, heterophilous

@@ -23,6 +23,7 @@ from torch_geometric.nn import GCN, GATConv, Sequential
 from torch_geometric.utils import index_to_mask, to_undirected
 
 from benchmarks.shared.records import Records
+from benchmarks.shared.training import steps
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets.nodes import digits, inner_edges, planetoid
 from pyro_nmm.models.backbones import RandomInput, mlp
@@ -181,13 +182,9 @@ def trained(kind: str, data: Data, seed: int) -> Tensor:
 def epochs(module: nn.Module, optimizer: Optimizer, taught: tuple, num: int) -> Iterator[Tensor]:
     """Train on inputs, and targets of some nodes; outputs in evaluation mode after each epoch."""
     inputs, targets, nodes = taught
-    for _ in range(num):
-        module.train()
-        optimizer.zero_grad()
-        F.cross_entropy(module(*inputs)[nodes], targets[nodes]).backward()
-        optimizer.step()
-        module.eval()
-        yield module(*inputs).detach()
+    loss = lambda: F.cross_entropy(module.train()(*inputs)[nodes], targets[nodes])  # noqa: E731
+    for _ in steps(optimizer, loss, num):
+        yield module.eval()(*inputs).detach()
 
 
 def held_out_losses(out: Tensor, data: Data) -> tuple[float, float]:

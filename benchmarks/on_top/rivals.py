@@ -39,6 +39,7 @@ from benchmarks.on_top.data import (
     stopped_early,
     trained,
 )
+from benchmarks.shared.training import steps
 from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
 
 Fitted = tuple[Tensor, float]  #: marginals and their loss
@@ -339,19 +340,19 @@ def masked_labels(data: Data, num_epochs: int = 300) -> Callable[[Tensor], Tenso
     for share in (0.3, 0.7):
         module = MaskedLabels(data.backbone, data.num_features, data.logits.shape[1])
         optimizer = Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
-        for _ in range(num_epochs):
-            module.train()
-            optimizer.zero_grad()
+
+        def loss(module=module, share=share) -> Tensor:
             known = MaskLabel.ratio_mask(data.train_mask, share)
-            out = module(data.x, data.edge_index, data.y, known)[data.train_mask & ~known]
-            F.cross_entropy(out, data.y[data.train_mask & ~known]).backward()
-            optimizer.step()
-            module.eval()
+            asked = data.train_mask & ~known
+            out = module.train()(data.x, data.edge_index, data.y, known)[asked]
+            return F.cross_entropy(out, data.y[asked])
+
+        for _ in steps(optimizer, loss, num_epochs):
             with torch.no_grad():
-                out = module(data.x, data.edge_index, data.y, data.train_mask)
-            loss = held_out_losses(out, data)[1]
-            if not fits or loss < fits[-1][0]:
-                fits.append((loss, copy.deepcopy(module)))
+                out = module.eval()(data.x, data.edge_index, data.y, data.train_mask)
+            held_out = held_out_losses(out, data)[1]
+            if not fits or held_out < fits[-1][0]:
+                fits.append((held_out, copy.deepcopy(module)))
     best = fits[-1][1]
 
     @torch.no_grad()

@@ -3,10 +3,8 @@
 
 """StackedNMM on top of trained classifiers, beside rivals. README.md explains the tasks."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from statistics import mean, median
 
@@ -17,17 +15,16 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn import functional as F
 from torch_geometric.data import Data
-from torch_geometric.utils import index_to_mask, to_undirected
+from torch_geometric.utils import index_to_mask
 
 from benchmarks.nodes import evaluate, node_scores
 from benchmarks.on_top import rivals, stages
-from benchmarks.on_top import sets as connected
 from benchmarks.on_top.data import cases, few, given, graph, grown, shuffled, some_pairs, trained
 from benchmarks.shared.records import RESULTS, Records, command, pick, read
 from benchmarks.shared.scores import independent_pairs
 from benchmarks.shared.timing import timed
-from pyro_nmm import Neighborhood, NeighborMixture, Posterior
-from pyro_nmm.models import StackedNMM, edge_weights, random_blocks
+from pyro_nmm import NeighborMixture, Posterior
+from pyro_nmm.models import StackedNMM
 
 FILE = RESULTS / "calibration.jsonl"
 #: Each reported graph that the priors are from, and the other one.
@@ -37,10 +34,6 @@ FITTED, UPDATED = "StackedNMM, fitted parameters", "StackedNMM, updated"
 ELSEWHERE = "StackedNMM, the other graph's priors"
 #: Sizes of sets, shares of labels, and numbers of answers, of all that are asked for.
 SIZES, SHARES, SHOWN, QUESTIONS = [10, 30, 100, None], [0.0, 0.1, 0.3, 0.5], [0, 5, 10, 20], 20
-#: Numbers of nodes, of random graphs with three edges for each node.
-LARGE = [10_000, 100_000, 1_000_000]
-#: Seeds of simulated maps.
-MAPS, EXAMPLES = [0, 1, 2, 3, 4], Path(__file__).parents[2] / "examples"
 #: Scores that are stored, by their name in other benchmarks.
 FIELDS = {"test": "test", "joint": "joint", "own product": "own product", "conditional": "pairs"}
 
@@ -101,20 +94,6 @@ def priors(args, results: Records) -> None:
         numbers = {name: p.item() for name, p in module.named_parameters() if p.numel() == 1}
         numbers["pool.offsets"] = module.pool.offsets.std().item()
         results.add(**key, numbers=numbers)
-
-
-def weights(args, results: Records) -> None:
-    each = {"split": [200 + split for split in args.splits], "method": ["none", "by distance"]}
-    for key, data in cases(args, results, "weights", dataset="digits", backbone="gcn", **each):
-        distance, test = data.x[data.edge_index].diff(dim=0)[0].square().sum(-1), data.test_mask
-        near = (-distance / distance.median()).exp()
-        weight = edge_weights(data.hood, data.edge_index, near) if key["method"] != "none" else None
-        module = StackedNMM(data.logits.shape[1])
-        module.fit(*given(data), data.val_mask, edge_weight=weight)
-        mixture = module.mixture(*given(data), weight)
-        row = {"test": node_scores(mixture.marginals()[test], data.y[test])}
-        joint = mixture.log_likelihood(data.y, test, data.train_mask, 64)
-        results.add(**key, **row, joint=joint.item() / int(test.sum()))
 
 
 def summary(draws: Tensor, truth: Tensor) -> dict[str, float]:
@@ -219,54 +198,7 @@ def revealed(args, results: Records) -> None:
         results.add(**key, **found, seconds=seconds)
 
 
-def sets(args, results: Records) -> None:
-    """Joint likelihood of connected sets of test nodes, in nats a node, and their counts."""
-    for key, data in cases(args, results, "sets", fold=0, method=list(connected.METHODS)):
-        log_prob, sample = connected.METHODS[key["method"]](data)
-        draws, number, size = sample(), len(data.y), data.logits.shape[1]
-        for each in connected.SIZES:
-            nodes, row = data.test_mask.nonzero().T, {}
-            if each:
-                nodes = grown(data.hood, data.test_mask, each, key["split"])[: connected.NUM_SETS]
-                row["joint"] = mean(log_prob(index_to_mask(part, number)) for part in nodes) / each
-            tallies = F.one_hot(draws[:, nodes], size).sum(-2)
-            row |= summary(tallies, F.one_hot(data.y[nodes], size).sum(-2))
-            results.add(**key, size=each, sets=len(nodes), **row)
-
-
-def maps(args, results: Records) -> None:
-    """Counts in districts of simulated maps, and ten more labels: an example's main function."""
-    sys.path.insert(0, str(EXAMPLES))
-    example = import_module("counts_of_a_region")
-    for key in results.missing(task="maps", seed=MAPS):
-        options = example.parser().parse_args(["--num-seeds", "1"])
-        options.first_seed, options.output = key["seed"], None
-        found = example.main(options)
-        for method, [row] in found["counts"].items():
-            results.add(**key, method=method, **row)
-        for method, [gain] in found["asked"].items():
-            results.add(**key, method=method, gain=gain)
-
-
-def large(args, results: Records) -> None:
-    """Seconds of the likelihood of half of a random graph's labels, at once and in ten blocks."""
-    for key in results.missing(task="large", nodes=LARGE, particles=16):
-        number = key["nodes"]
-        pyro.set_rng_seed(0)
-        y, edges = torch.randint(3, (number,)), torch.randint(number, (2, 3 * number))
-        hood = Neighborhood(to_undirected(edges, num_nodes=number), number)
-        place = torch.arange(number) * 4 // number
-        own = hood, F.one_hot(y, 3) + torch.randn(number, 3), y, place == 0
-        module = StackedNMM(3).fit(*own, place == 1, num_steps=5)
-        row, test = {}, place > 1
-        for size in (1, 10):
-            posterior = module.posterior(*own, num_draws=0, stages=random_blocks(test, size))
-            value, seconds = timed(posterior.log_likelihood, y, test, key["particles"])
-            row[f"{size} blocks"] = {"seconds": seconds, "joint": value.item() / int(test.sum())}
-        results.add(**key, edges=hood.num_edges, **row)
-
-
-TASKS = priors, splits, edges, labels, counts, questions, weights, revealed, sets, maps, large
+TASKS = priors, splits, edges, labels, counts, questions, revealed
 OPTIONS: dict = {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["gcn", "gat"]}
 OPTIONS |= {"splits": [0, 1, 2, 3, 4], "num_folds": 3, "methods": list(METHODS)}
 OPTIONS |= {"data_root": Path, "choices": {"backbones": ["gcn", "gat", "mlp"]}}

@@ -13,7 +13,6 @@ from benchmarks.on_top.data import HETEROPHILOUS
 from benchmarks.on_top.run import (
     ELSEWHERE,
     FITTED,
-    LARGE,
     METHODS,
     OURS,
     POOL,
@@ -21,7 +20,6 @@ from benchmarks.on_top.run import (
     SHOWN,
     UPDATED,
 )
-from benchmarks.on_top.sets import SIZES
 from benchmarks.shared import tables as shown
 from benchmarks.shared.records import Files, pick
 from benchmarks.shared.tables import Cell, Paired, against, average, bracketed, count, only, table
@@ -30,12 +28,7 @@ CELL, RUN = ["graph", "backbone"], ["split", "fold"]
 SCORED = {"NLL": "nll", "Brier": "brier", "ECE": "ece"}
 STAGED = "StackedNMM by stages"
 JOINT = "log p(test \\| train)"
-PARAMETERS = {"pool.log_scale": "log s", "pool.neighbors": "a", "pool.labels": "λ"}
-PARAMETERS |= {"pool.agreement": "η", "pool.offsets": "sd of b", "log_kappa": "log κ"}
-PARAMETERS |= {"log_floor": "log ε", "gamma": "γ", "similarity": "β"}
 OWN = {OURS, FITTED, POOL, SCORES, ELSEWHERE}
-NODES = {f"{number:,}": f"{number:,}" for number in LARGE}
-SETS = {f"{size}" if size else "nan": f"{size or 'all'}" for size in SIZES}
 #: Columns that exist without rows, too.
 FIELDS = ("dataset", "backbone", "method", "pairs", "own product", "joint", "nll", "brier", "share")
 FIELDS += ("size", "communities")
@@ -240,20 +233,6 @@ def twenty_questions(files: Files) -> str:
     return table(rows, ["asked by"], cells)
 
 
-def weights_of_edges(files: Files) -> str:
-    rows, cells = rows_of(files, "weights"), {"runs": count}
-    rows["edge weights"] = rows["method"]
-    for name, field in (SCORED | {JOINT: "joint"}).items():
-        change = against("none", field, 4, by=RUN, form=Paired.spread)
-        cells[name] = bracketed(average(field, ".4f"), change)
-    return table(rows, ["edge weights"], cells)
-
-
-def calibration_priors(files: Files) -> str:
-    cells = {name: shown.spread(f"numbers.{field}", 2) for field, name in PARAMETERS.items()}
-    return table(rows_of(files, "priors"), CELL, {"fits": count} | cells)
-
-
 def of_all_labels(files: Files) -> DataFrame:
     """Also SPN's rows of the held-out folds that other methods have."""
     spn = pick(files.get("nodes_rivals", []), task="published", method="SPN", fold=0)
@@ -281,55 +260,7 @@ def all_test_labels(files: Files) -> str:
     return table(rows, CELL, cells)
 
 
-def numbers(part: DataFrame, peers: DataFrame) -> str:
-    """How often each number of blocks was chosen."""
-    found = part["chosen"].astype(int).value_counts().sort_index()
-    return ", ".join(f"{number} ({times} times)" for number, times in found.items())
-
-
-def numbers_of_blocks(files: Files) -> str:
-    rows, cells = of_all_labels(files), {"runs": count}
-    rows = rows[rows["method"] == STAGED]
-    for number in stages.STAGES:
-        cells[f"{number} blocks"] = average(f"blocks.{number}", ".3f", -1)
-    cells |= {"chosen by held-out labels": average("nll", ".3f")}
-    cells |= {"chosen": numbers, "s": average("seconds", ".0f", of=median)}
-    return table(rows, CELL, cells)
-
-
-def connected_sets(files: Files) -> str:
-    rows, cells = rows_of(files, "sets"), {"runs": only(STAGED, count)}
-    rows["nodes"] = shown.ordered(rows["size"].map("{:.0f}".format), SETS)
-    both = bracketed(average("joint", ".3f", -1), average("CRPS", ".3f"))
-    names = rows["method"].sort_values().unique()
-    cells |= {name: only(name, both) for name in names}
-    for name in names:
-        cells[f"{name}: coverage"] = only(name, percent("coverage"))
-        cells[name, "width"] = only(name, average("width", ".2f"))
-    cells |= {"sets": only(STAGED, average("sets", ".0f"))}
-    return table(rows, [*CELL, "nodes"], cells)
-
-
-def simulated_maps(files: Files) -> str:
-    cells = {"maps": count, "coverage, %": average("coverage", ".1f", 100)}
-    cells |= {"width": average("width", ".1f"), "ms a draw": average("ms a draw", ".1f", of=median)}
-    cells |= {"decrease of the NLL, nats / 1000": average("gain", ".1f")}
-    return table(rows_of(files, "maps"), ["method"], cells)
-
-
-def stages_of_large_graphs(files: Files) -> str:
-    rows = shown.frame(files["calibration"], task="large")
-    rows["nodes"] = shown.ordered(rows["nodes"].map("{:,.0f}".format), NODES)
-    cells: dict = {"edges": average("edges", ",.0f"), "particles": average("particles", ".0f")}
-    for size in (1, 10):
-        cells[f"{size} blocks, s"] = average(f"{size} blocks.seconds", ".1f")
-    ratio = rows["10 blocks.seconds"] / rows["1 blocks.seconds"]
-    return table(rows.assign(ratio=ratio), ["nodes"], cells | {"times": average("ratio", ".2f")})
-
-
 TABLES = (calibration, missed_cells, contributions, new_labels, counts_in_sets)
 TABLES += (without_a_graph_network, heterophilous_methods, edge_scores)
 TABLES += (calibration_in_short, heterophilous_methods_in_short)
-TABLES += (twenty_questions, weights_of_edges, calibration_priors)
-TABLES += (all_test_labels, numbers_of_blocks, stages_of_large_graphs)
-TABLES += (connected_sets, simulated_maps)
+TABLES += (twenty_questions, all_test_labels)

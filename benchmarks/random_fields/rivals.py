@@ -3,25 +3,21 @@
 
 """
 Rivals that minimise a free energy, which approximates -log Z: from above by the structured mean
-field [1], close to it by the Bethe approximation [2], from below by tree-reweighted messages [3].
-Then rivals that draw labels one by one, each given earlier labels: a network [4] and windows [5].
+field [1], close to it by the Bethe approximation [2]. Then rivals that draw labels one by one, each
+given earlier labels: a network [3] and windows [4].
 
 [1] Saul and Jordan 1995, Exploiting tractable substructures in intractable networks.
 [2] Yedidia, Freeman and Weiss 2005, Constructing free-energy approximations and generalized belief
 propagation algorithms.
-[3] Wainwright, Jaakkola, Willsky 2005, A new class of upper bounds on the log partition function.
-[4] Wu, Wang, Zhang 2019, Solving statistical mechanics using variational autoregressive networks.
-[5] Chakraborty, Katzfuss and Guinness 2021, Ordered conditional approximation of Potts models.
+[3] Wu, Wang, Zhang 2019, Solving statistical mechanics using variational autoregressive networks.
+[4] Chakraborty, Katzfuss and Guinness 2021, Ordered conditional approximation of Potts models.
 """
 
 import itertools
 from collections import defaultdict
-from typing import NamedTuple
 
 import torch
 from opt_einsum import contract
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor, nn
 
 from benchmarks.random_fields.fields import Grid
@@ -77,34 +73,22 @@ def chain_mean_field(field: PairwiseMRF, pixels: Tensor, num_random: int = 4):
     return q[losses.argmin()].flatten(0, 1)[place], losses.min().item()
 
 
-class Messages(NamedTuple):
-    """A fixed point of message passing."""
-
-    log_z: float  #: estimate of log Z
-    marginals: Tensor  #: ``(N, C)``
-    change: float  #: last change of any message
-    information: Tensor  #: ``(P,)``, mutual information of the ends of edges
-    messages: Tensor  #: ``(2 P, C)``, along ``edges``, then against them
-
-
 @torch.no_grad()
-def propagate(
-    field: PairwiseMRF, rho: Tensor, messages: Tensor | float = 0.0, tolerance: float = 1e-10
-) -> Messages:
+def loopy(field: PairwiseMRF, tolerance: float = 1e-4) -> tuple[Tensor, float]:
     r"""
-    Belief propagation from some messages. At a fixed point, with pseudo-marginals :math:`\tau` and
-    mutual information :math:`I`, :math:`\log Z \approx \langle \tau, \theta \rangle + \sum_s
-    H(\tau_s) - \sum_{st} \rho_{st} I(\tau_{st})`: an upper bound if :math:`\rho` are probabilities
-    that a random spanning tree contains the edges, the Bethe approximation if all are one.
+    Marginals ``(N, C)`` by belief propagation, until messages change by less than the tolerance.
+    With pseudo-marginals :math:`\tau` and mutual information :math:`I` of the ends of edges, the
+    Bethe approximation is :math:`\log Z \approx \langle \tau, \theta \rangle + \sum_s H(\tau_s) -
+    \sum_{st} I(\tau_{st})`.
     """
     unary, phi = field.unary.double(), field.interaction.double()
     strength, count = field.strength.expand(field.num_edges).double(), field.num_edges
-    tables = (strength / rho)[:, None, None] * phi  # symmetric, so both directions have the same
+    tables = strength[:, None, None] * phi  # symmetric, so both directions have the same
     tail, head = torch.cat([field.edges, field.edges.flip(0)], 1)
-    both, twice = tables.repeat(2, 1, 1), rho.repeat(2).unsqueeze(-1)
-    messages, change = unary.new_zeros(2 * count, field.num_classes) + messages, torch.inf
+    both, change = tables.repeat(2, 1, 1), torch.inf
+    messages = unary.new_zeros(2 * count, field.num_classes)
     for _ in range(5000):
-        logits = unary.index_add(0, head, twice * messages)
+        logits = unary.index_add(0, head, messages)
         ends = logits[tail] - messages.roll(count, 0)  # without the message of the edge's head
         if change < tolerance:
             break
@@ -115,17 +99,9 @@ def propagate(
     pair = pair.flatten(1).log_softmax(-1).view_as(tables)
     # With a pair's own marginals, mutual information is not negative even before convergence.
     apart = pair.logsumexp(-1, keepdim=True) + pair.logsumexp(-2, keepdim=True)
-    information = (pair.exp() * (pair - apart)).sum((-2, -1))
-    energy = (single * unary).sum() + (pair.exp() * strength[:, None, None] * phi).sum()
-    entropy = torch.special.entr(single).sum() - (rho * information).sum()
-    return Messages((energy + entropy).item(), single, change, information, messages)
-
-
-def bethe(field: PairwiseMRF) -> Messages:
-    """The best fixed point from no messages, or one label everywhere; converged ones first."""
-    starts = [0.0, *(5 * torch.eye(field.num_classes, dtype=torch.double))]
-    found = [propagate(field, torch.ones(field.num_edges).double(), start) for start in starts]
-    return max(found, key=lambda each: (each.change < 1e-6, each.log_z))
+    energy = (single * unary).sum() + (pair.exp() * tables).sum()
+    entropy = torch.special.entr(single).sum() - (pair.exp() * (pair - apart)).sum()
+    return single, (energy + entropy).item()
 
 
 @torch.no_grad()
@@ -141,33 +117,6 @@ def gibbs(field: PairwiseMRF, num_sweeps: int = 100, num_chains: int = 16) -> Te
             if sweep >= num_sweeps // 2:
                 total[nodes] += logits.softmax(-1).sum(0)
     return total / total.sum(-1, keepdim=True)
-
-
-def resistances(edges: Tensor, num_nodes: int) -> Tensor:
-    """``(P,)``: probability of each edge in a uniform spanning tree, by Kirchhoff's theorem."""
-    each = torch.eye(num_nodes, dtype=torch.double)
-    ends = each[edges[0]] - each[edges[1]]
-    return (ends @ torch.linalg.pinv(ends.T @ ends, hermitian=True) * ends).sum(-1)
-
-
-def spanning_tree(edges: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
-    """``(P,)``: ones on the spanning tree of the largest sum of weights, zeros elsewhere."""
-    cost = 1 + weight.max() - weight  # positive, for a zero would be no edge
-    shape = num_nodes, num_nodes
-    tree = minimum_spanning_tree(coo_matrix((cost.numpy(), edges.numpy()), shape=shape)).tocoo()
-    inside = torch.tensor(tree.row * num_nodes + tree.col)
-    return torch.isin(edges[0] * num_nodes + edges[1], inside).double()
-
-
-def tree_reweighted(field: PairwiseMRF, num_updates: int = 20) -> Messages:
-    """The bound for edges of uniform spanning trees, moved to trees of most mutual information."""
-    rho = resistances(field.edges, field.num_nodes)
-    found = [propagate(field, rho)]
-    for step in range(num_updates):
-        tree = spanning_tree(field.edges, found[-1].information, field.num_nodes)
-        rho = rho + (tree - rho) / (step + 3)
-        found.append(propagate(field, rho, found[-1].messages))
-    return min(found, key=lambda each: (each.change > 1e-6, each.log_z))
 
 
 def drawn(logits: Tensor) -> Tensor:
@@ -240,7 +189,7 @@ def fit_van(field: PairwiseMRF, memory: int, num_steps: int, hidden=8, lr=0.005)
 
 class Windowed:
     """
-    Ordered conditionals by the idea of [5]: every pixel given at most ``neighbors`` nearest earlier
+    Ordered conditionals by the idea of [4]: every pixel given at most ``neighbors`` nearest earlier
     ones, exactly, in the target cut down to a window around the pixel. Nothing is fitted.
     """
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import cache, lru_cache, partial
 from itertools import product
-from statistics import median
 
 import pyro
 import torch
@@ -19,17 +18,16 @@ from torch import Tensor, nn
 from benchmarks.random_fields import fields, rivals
 from benchmarks.random_fields.fields import Grid, Shape, grid
 from benchmarks.shared.records import RESULTS, Records, command, pick
-from benchmarks.shared.timing import in_a_process, peak_memory, timed
+from benchmarks.shared.timing import timed
 from pyro_nmm import ChosenLabels, NeighborChoice, NeighborMixture, models
 from pyro_nmm.guides import fit_mixture, mean_field
 from pyro_nmm.models import FreeNMM, MarginalField, PairwiseMRF
 from pyro_nmm.models.random_fields import coarseness
 
-EVERY = ["mean field", "chains", "Bethe", "tree-reweighted"]
+EVERY = ["mean field", "chains"]
 EVERY += ["NMM, 500 steps", "NMM of half, 500 steps", "VAN, 150 steps", "VAN, 600 steps"]
 #: Further fits for two labels, and windows as the number of labels allows.
-LONG = ["NMM, 2000 steps", "NMM, 5 x 5, 2000 steps", "NMM of half, 2000 steps"]
-LONG += ["NMM of half, row by row, 500 steps", "NMM of half, row by row, 2000 steps"]
+LONG = ["NMM, 2000 steps", "NMM of half, 2000 steps"]
 WINDOWS = {
     2: ["windows 3 x 3, 8 given", "windows 5 x 5, 8 given", "windows 7 x 7, 8 given"],
     4: ["windows 3 x 3, 4 given", "windows 5 x 5, 4 given", "windows 7 x 7, 6 given"],
@@ -37,8 +35,7 @@ WINDOWS = {
 }
 #: By the number of labels; and those whose cost allows 128 x 128 pixels.
 NARROW = {2: EVERY + WINDOWS[2] + LONG, 4: EVERY + WINDOWS[4], 8: EVERY + WINDOWS[8]}
-LARGE = ["chains", "Bethe", "NMM of half, 500 steps", *WINDOWS[2]]
-MESSAGES = {"Bethe": rivals.bethe, "tree-reweighted": rivals.tree_reweighted}
+LARGE = ["chains", "NMM of half, 500 steps", *WINDOWS[2]]
 #: Draws for a KL divergence, and random starts of mean fields.
 DRAWS, STARTS = 2048, 12
 
@@ -120,12 +117,12 @@ def fit_all(field: PairwiseMRF, windows: Grid, marginals: Tensor, given=None, **
     return min(fits(field, windows, starts, **steps), key=score)
 
 
-def fit_half(field: PairwiseMRF, shape: Shape, marginals: Tensor, by_row: bool, **steps: int):
+def fit_half(field: PairwiseMRF, shape: Shape, marginals: Tensor, **steps: int):
     """
-    The NMM of every other pixel, the rest summed out: first from coarse to fine or, ``by_row``,
-    the others. Also the field of the pixels that stay, and the order of the fit.
+    The NMM of every other pixel, first from coarse to fine, the rest summed out. Also the field of
+    the pixels that stay, and the order of the fit.
     """
-    half = MarginalField(field, (coarseness(*shape) == 2) == by_row)
+    half = MarginalField(field, coarseness(*shape) != 2)
     windows, stay = grid(shape, 2, half.stay), half.nodes
     # The nearest pixels are diagonal, at a squared distance of 2.
     starts = two_starts(field.unary[stay], marginals[stay], -0.25 * windows.distance)
@@ -134,10 +131,8 @@ def fit_half(field: PairwiseMRF, shape: Shape, marginals: Tensor, by_row: bool, 
 
 
 def fitted(name: str, field: PairwiseMRF, shape: Shape):
-    """Messages with an estimate of log Z, or a function of the loss and, if sampled, its error."""
+    """A function of the loss and, if sampled, its error."""
     kind, numbers = name.split(",")[0], [int(n) for n in re.findall(r"\d+", name)]
-    if kind in MESSAGES:
-        return MESSAGES[kind](field)
     if kind == "chains":
         rows = torch.arange(field.num_nodes).view(shape)
         starts = STARTS if field.num_nodes < 1000 else 2  # for speed
@@ -154,9 +149,9 @@ def fitted(name: str, field: PairwiseMRF, shape: Shape):
     if kind == "mean field":
         return lambda: (losses[0].item(),)
     if kind == "NMM of half":
-        found = fit_half(field, shape, marginals, "row by row" in name, num_steps=numbers[-1])
+        found = fit_half(field, shape, marginals, num_steps=numbers[-1])
         return partial(drawn_bound, *found, DRAWS)
-    windows = grid(shape, 2 if "5 x 5" in name else 1)
+    windows = grid(shape)
     mix = fit_all(field, windows, marginals, num_steps=numbers[-1])
     return partial(loss, mix, field, windows.order, 1024, 64)
 
@@ -172,19 +167,12 @@ STEPS = {"strips": 2000, "large": 600, "annealing": 2000, "amortized": 3000, "de
 #: In windows of 7 x 7; a tenth of the free fit's rate, because it starts near its end.
 WIDE = {"NMM-CNN, 7 x 7": 0.003, "NMM, 7 x 7": 0.01}
 STEPS |= {"corrected": 500, "large, corrected": 300, "many fields": 1000}
-SIZES = [32, 64, 128, 256, 512]
 
 
 def alone(field: PairwiseMRF, **options) -> tuple[Tensor, float]:
     """The mean field's marginals, and its bound on log Z."""
     marginals, losses = mean_field(field, **options)
     return marginals, -losses[0].item()
-
-
-def loopy_bp(field: PairwiseMRF) -> tuple[Tensor, float]:
-    """Marginals and the Bethe approximation of log Z, until messages change by 1e-4."""
-    found = rivals.propagate(field, torch.ones(field.num_edges).double(), tolerance=1e-4)
-    return found.marginals, found.log_z
 
 
 @torch.no_grad()
@@ -200,21 +188,10 @@ def fit_on_top(field: PairwiseMRF, windows: Grid, network: nn.Module) -> Neighbo
 ANSWERS: dict[str, Callable] = {
     "mean field": lambda field, *_: alone(field),
     "mean field, 10 sweeps": lambda field, *_: alone(field, **QUICK),
-    "loopy BP": lambda field, *_: loopy_bp(field),
+    "loopy BP": lambda field, *_: rivals.loopy(field),
     "Gibbs, 100 sweeps": lambda field, *_: (rivals.gibbs(field), None),
     "NMM-CNN": answer,
     "NMM-CNN, 50 steps more": fit_on_top,
-}
-
-
-#: Narrow fields of ``time_to_divergence``, labels and coupling; steps of the fits.
-FIVE, LADDER = [(2, 0.2), (2, 0.4), (2, 0.6), (4, 1.0), (8, 1.22)], [60, 125, 250, 500]
-#: Fits by this code, and by that of version 0.2: from two starts, both to the end.
-CODES = {
-    "now": lambda field, windows, **steps: fit(field, windows, None, lr=RATES["NMM"], **steps),
-    "before": lambda field, windows, **steps: fit_all(
-        field, windows, mean_field(field).marginals, **steps
-    ),
 }
 
 
@@ -226,31 +203,9 @@ def compare(args, names: list[str], make: Callable, **keys) -> None:
         field, log_z = make(key.get("coupling"), key["seed"])
         pyro.set_rng_seed(0)
         score, seconds = timed(fitted, key["method"], field, shape, clock=time.process_time)
-        if key["method"] in MESSAGES:
-            row = {"change": score.change, "log Z error": score.log_z - log_z}
-        else:
-            row = dict(zip(("KL", "error"), score(), strict=False))
-            row["KL"] += log_z
+        row = dict(zip(("KL", "error"), score(), strict=False))
+        row["KL"] += log_z
         results.add(**key, **row, seconds=seconds)
-
-
-def loopy(field: models.PairwiseMRF) -> tuple[Tensor | None, float | None]:
-    """Marginals of two labels by PGMax, and seconds; neither if PGMax is not installed."""
-    try:
-        from pgmax import fgraph, fgroup, infer, vgroup
-    except ImportError:
-        return None, None
-    began = time.perf_counter()
-    nodes = vgroup.NDVarArray(num_states=2, shape=(field.num_nodes,))
-    graph = fgraph.FactorGraph(variable_groups=nodes)
-    tables = field.strength.expand(field.num_edges)[:, None, None] * field.interaction
-    pairs = {"variables_for_factors": [[nodes[i], nodes[j]] for i, j in field.edges.T.tolist()]}
-    graph.add_factors(fgroup.PairwiseFactorGroup(**pairs, log_potential_matrix=tables.numpy()))
-    program = infer.build_inferer(graph.bp_state, backend="bp")
-    state = program.init(evidence_updates={nodes: field.unary.numpy()})
-    state = program.run(state, num_iters=300, damping=0.5, temperature=1.0)
-    marginals = infer.get_marginals(program.get_beliefs(state))[nodes]
-    return torch.tensor(marginals.tolist()), time.perf_counter() - began
 
 
 def strips(args, results: Records) -> None:
@@ -264,9 +219,9 @@ def strips(args, results: Records) -> None:
         row["NMM bound"] = loss(mix, field, windows.order, 1024, 64)[0] + log_z
         kl, row["error"] = divergence(mix, field, windows.order)
         found = {"mean field": free, "NMM": mix.marginals()}
-        found["loopy"], seconds["loopy"] = loopy(field)
+        (found["loopy"], _), seconds["loopy"] = timed(rivals.loopy, field)
         truth = field.marginals()
-        errors = {k: (p - truth).abs().mean().item() for k, p in found.items() if p is not None}
+        errors = {k: (p - truth).abs().mean().item() for k, p in found.items()}
         results.add(**key, **row, NMM=kl + log_z, marginals=errors, seconds=seconds)
     for labels, couplings in fields.COUPLINGS.items():
         keys = {"task": "strips" if labels == 2 else "potts", "labels": labels}
@@ -352,7 +307,7 @@ def large(field: models.PairwiseMRF, log_z: float | None, starts: Tensor | None 
     given = cnn if field.unary.eq(field.unary[0]).all() else None
     mix, seconds["NMM"] = timed(fit_all, field, windows, free, given, **steps)
     row["NMM"] = loss(mix, field, windows.order, 64, 4)[0]
-    _, seconds["loopy"] = loopy(field)
+    _, seconds["loopy"] = timed(rivals.loopy, field)
     return row
 
 
@@ -431,48 +386,9 @@ def many_fields(args, results: Records) -> None:
         results.add(**key, **row)
 
 
-def time_to_divergence(args, results: Records) -> None:
-    """Seconds and divergences of fits of few and of many steps, by this code or by that before."""
-    for labels, coupling in FIVE:
-        windows = fields.grid(fields.STRIPS[labels])
-        keys = {"task": "time", "code": args.code, "labels": labels, "coupling": coupling}
-        for key in results.missing(**keys, steps=LADDER):
-            field, log_z = fields.strip(labels, coupling, 0)
-            pyro.set_rng_seed(0)
-            mix, seconds = timed(CODES[args.code], field, windows, num_steps=key["steps"],
-                                 clock=time.process_time)  # fmt: skip
-            bound, error = loss(mix, field, windows.order, 1024, 64)
-            results.add(**key, KL=bound + log_z, error=error, seconds=seconds)
-
-
-def scaling(args, results: Records) -> None:
-    for key in results.missing(task="scaling", size=SIZES):
-        times, _, above = in_a_process(args.threads, peak_memory, six_steps, key["size"])
-        results.add(**key, seconds=median(times[1:]), MiB=above / 2**20)
-
-
-def six_steps(size: int) -> list[float]:
-    field = models.ising(models.grid_edges(size, size), 0.4, torch.zeros(size * size))
-    windows = fields.grid((size, size))
-    network, one = models.FreeNMM(windows.hood, 2), {"num_steps": 1, "num_samples": 1}
-    return [timed(fit, field, windows, network, **one)[1] for _ in range(6)]
-
-
-def deviations(args, results: Records) -> None:
-    results = Records(args.results.with_name("deviations.jsonl"))
-    windows = fields.grid(fields.STRIPS[2], RADIUS)
-    each = {"seed": fields.SEEDS, "coupling": fields.COUPLINGS[2], "change": ("", "no groups")}
-    for key in results.missing(task="fields", **each):
-        field, log_z = fields.strip(2, key["coupling"], key["seed"])
-        pyro.set_rng_seed(0)
-        network = models.ConvolutionalNMM(RADIUS, groups=not key["change"])
-        mix = fit(field, windows, network, num_steps=STEPS["deviations"], lr=0.003)
-        results.add(**key, bound=loss(mix, field, windows.order, 1024, 64)[0] + log_z)
-
-
-TASKS = strips, letter, plain, amortized, scaling, deviations, corrected, large_corrected
-TASKS += wide_corrected, many_fields, time_to_divergence
-main = command(__doc__, TASKS, results=RESULTS / "fields.jsonl", runs=[0], code="now")
+TASKS = strips, letter, plain, amortized, corrected, large_corrected
+TASKS += wide_corrected, many_fields
+main = command(__doc__, TASKS, results=RESULTS / "fields.jsonl", runs=[0])
 
 if __name__ == "__main__":
     main()

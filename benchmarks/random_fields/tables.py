@@ -21,7 +21,6 @@ CRITICAL = {2: 0.4407, 4: 1.0986, 8: 1.3422}
 LONGEST = {2: "NMM, 2000 steps", 4: "NMM, 500 steps", 8: "NMM, 500 steps"}
 METHODS = {"mean field": "mean field", "loopy": "loopy BP", "NMM": "NMM"}
 NETWORKS, NARROW = ("NMM", "NMM-CNN"), "12 x 40"
-INPUTS = {"": "potentials, groups of the order", "no groups": "potentials, as in the paper"}
 SECONDS = {"s": average("seconds", ".1f", of=median)}
 
 
@@ -84,12 +83,6 @@ def field_rivals(files: Files) -> str:
     return table(rows, ["labels", "method"], cells | SECONDS)
 
 
-def log_z_rivals(files: Files) -> str:
-    cells = {"log Z, minus exact": lambda f, _: ", ".join(f"{e:+.2f}" for e in f["log Z error"])}
-    cells |= {"last change of a message": average("change", ".0e", of=max)} | SECONDS
-    return table(narrow(files, "log Z error"), ["labels", "method", "coupling"], cells)
-
-
 def named(rows: list[dict]) -> list[dict]:
     """Rows of large fields, by the name of the field."""
     found = (r | {"field": f"{r['task']} {r.get('coupling', r.get('seed'))}"} for r in rows)
@@ -124,8 +117,6 @@ def corrected(files: Files) -> str:
         kind = row.get("kind", f"{row.get('labels')} labels")
         name = row["seed"] if kind == "letter" else row["coupling"]
         rows.append(row | {"fields": f"{kind} {name}" if "kind" in row else kind, "name": name})
-        if "gamma" in row["task"]:  # a first start, which networks do not have any more
-            rows[-1]["method"] += ", gamma 4"
         rows[-1]["ratio"] = row["bound"] / row["mean field"]
         rows[-1]["coupling"] = "" if "kind" in row else row["coupling"]
     base, by = {"method": "NMM"}, ("name", "seed", "run")
@@ -147,36 +138,14 @@ def corrected(files: Files) -> str:
     return table(frame(rows), ["fields", "coupling", "method"], cells)
 
 
-def closer_than_the_mean_field(files: Files) -> str:
-    rows = pick(files["fields"], task="strips")
-    single = [{"fields": NARROW, "NMM": row["NMM bound"] / row["mean field"]} for row in rows]
-    for row in large_bounds(files):
-        ratios = {name: row[f"{name} ratio"] for name in NETWORKS}
-        single.append({"fields": f"128 x 128, {row['task']}"} | ratios)
-    shared_network = [
-        {"fields": f"{NARROW}, one network for all", "NMM-CNN": bound / free}
-        for row in pick(files["fields"], task="amortized")
-        for free, bound in zip(row["mean field"], row["NMM-CNN"], strict=True)
-    ]
-    cells = {"number": shared.count}
-    for name in NETWORKS:
-        cells[f"{name} closer"] = lambda f, _, name=name: below(values(f, name), 1)
-        cells[f"{name} / mean field, largest"] = average(name, ".2f", of=max)
-    every = [row | {"fields": "all single fields"} for row in single]
-    return table(frame([*single, *every, *shared_network]), ["fields"], cells)
-
-
 def large_rivals(files: Files) -> str:
     rows = named(files["fields_compared"])
-    for row in rows:
-        heading = "KL, {}" if "KL" in row else "{}, log Z minus exact"
-        row["heading"] = heading.format(row["method"])
 
     def cell(part: DataFrame, peers: DataFrame) -> str:
-        own = with_error("KL", "error")(part, peers) or first("log Z error", "+.1f")(part, peers)
+        own = with_error("KL", "error")(part, peers)
         return f"{own} ({first('seconds', '.0f')(part, peers)} s)"
 
-    return table(frame(rows), ["field"], {"{}": cell}, across="heading")
+    return table(frame(rows), ["field"], {"KL, {}": cell}, across="method")
 
 
 def amortized(files: Files) -> str:
@@ -206,51 +175,12 @@ def many_fields(files: Files) -> str:
     return shared.markdown(lines, 2)
 
 
-def time_to_divergence(files: Files) -> str:
-    """Seconds until a fit is within .3 nats of the divergence that both codes reach."""
-    rows = frame(files["fields"], task="time")
-
-    def reached(part: DataFrame) -> float:
-        return 0.3 + max(own["KL"].min() for _, own in part.groupby("code"))
-
-    def seconds(code: str) -> shared.Cell:
-        def cell(part: DataFrame, peers: DataFrame) -> str:
-            own = part[(part["code"] == code) & (part["KL"] <= reached(part))]
-            return f"{own['seconds'].min():.1f}" if len(own) else ""
-
-        return cell
-
-    cells = {"KL, at most": lambda f, _: f"{reached(f):.2f}"}
-    for code in sorted(set(rows.get("code", ()))):
-        least = lambda f, _, code=code: f"{f[f['code'] == code]['KL'].min():.2f}"  # noqa: E731
-        cells |= {f"least KL, {code}": least, f"CPU s, {code}": seconds(code)}
-    return table(rows, ["labels", "coupling"], cells)
-
-
-def scaling(files: Files) -> str:
-    rows = pick(files["fields"], task="scaling")
-    rows = [row | {"grid": f"{row['size']} x {row['size']}"} for row in rows]
-    cells = {"a step, ms": first("seconds", ".0f", 1e3), "memory, MiB": first("MiB", ".0f")}
-    cells["µs a pixel"] = lambda f, _: f"{1e6 * (f['seconds'] / f['size'] ** 2).item():.1f}"
-    return table(frame(rows), ["grid"], cells)
-
-
-def field_deviations(files: Files) -> str:
-    rows = pick(files["deviations"], task="fields")
-    rows = [row | {"inputs": INPUTS.get(row["change"], row["change"])} for row in rows]
-    cells = {"fields": shared.count, "KL, NMM-CNN's bound": average("bound", ".2f")}
-    cells |= {"minus with groups": shared.against({"change": ""}, "bound", 2, by=FIELD)}
-    return table(frame(rows), ["inputs"], cells)
-
-
 #: How names of methods begin: a colour and a marker.
 FAMILIES = {
     "mean field": ("#999999", "s"),
     "chains": ("#000000", "D"),
     "windows": ("#009E73", "^"),
     "VAN": ("#CC79A7", "v"),
-    "NMM, 5 x 5": ("#56B4E9", "o"),
-    "NMM of half, row by row": ("#E69F00", "o"),
     "NMM of half": ("#D55E00", "o"),
     "NMM": ("#0072B2", "o"),
 }
@@ -274,7 +204,6 @@ def field_seconds(files: Files) -> Figure:
     return figure
 
 
-TABLES = (strips, field_rivals, log_z_rivals, large, large_rivals, amortized, scaling)
-TABLES += (field_deviations, corrected, closer_than_the_mean_field)
-TABLES += (many_fields, time_to_divergence)
+TABLES = (strips, field_rivals, large, large_rivals, amortized)
+TABLES += (corrected, many_fields)
 FIGURES = {"field_seconds.png": field_seconds}

@@ -22,7 +22,6 @@ from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from pyro.infer.mcmc import RandomWalkKernel
 from pyro.optim import ClippedAdam
-from scipy.stats import chisquare
 from torch import Tensor
 
 from benchmarks.scale.of_readme import by_kernel_of_readme, by_readme, draws_of, of_members
@@ -32,25 +31,17 @@ from benchmarks.shared.tables import (
     average,
     count,
     frame,
-    groups,
     markdown,
     ordered,
     table,
 )
-from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture, OrderedConditional
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs
 from pyro_nmm.models import nmm
 from pyro_nmm.ops.diagnostics import effective_size
 
 #: Motions on which the members of the karate club vote.
 NUM_MOTIONS = 30
-#: Choices of the kernel. Rows "not kept" are of versions that were not.
-KERNELS: dict[str, dict] = {
-    "random walk, 8 joint moves": {"kernel": RandomWalkKernel},
-    "NUTS, 8 joint moves": {},
-    "NUTS, no joint moves": {"num_sweeps": 1, "num_moves": 0},
-    "NUTS, no joint moves, 20 sweeps": {"num_sweeps": 20, "num_moves": 0},
-}
 
 #: Samplers of NumPyro, which are in peers.py.
 PEERS = "NUTS, choices summed by hand", "NUTS, choices enumerated", "DiscreteHMCGibbs"
@@ -59,14 +50,7 @@ PEERS += ("HMCGibbs, conditionals by hand",)
 BESIDE: dict[str, dict] = {
     "FieldGibbs, random walk": {"kernel": RandomWalkKernel},
     "FieldGibbs": {},
-    "FieldGibbs, no joint moves": {"num_sweeps": 20, "num_moves": 0},
 }
-BESIDE |= {
-    f"FieldGibbs, random walk, {number} joint moves": {
-        "kernel": RandomWalkKernel, "num_moves": number,
-    }
-    for number in (4, 8, 16)
-}  # fmt: skip
 SAMPLERS, REFERENCE = [*BESIDE, *PEERS], "FieldGibbs, random walk"
 
 
@@ -178,52 +162,6 @@ def one_labelling(args, results: Records) -> None:
         results.add(**key, seconds=time.process_time() - start, **found)
 
 
-def of_votes(seed: int, **_) -> tuple[Callable, Tensor]:
-    """Votes of the karate club with log kappa -1.2 and beta 2."""
-    pyro.set_rng_seed(seed)
-    members = Club()
-    field = members.field(torch.tensor(0.3), torch.tensor(2.0))
-    return members.model, NeighborMixture(*field).sample((NUM_MOTIONS,))
-
-
-def of_one_labelling(nodes: int, seed: int, **_) -> tuple[Callable, Tensor]:
-    """A random graph, of six sources a node with itself, and one labelling of three labels."""
-    pyro.set_rng_seed(seed)
-    row, source = torch.arange(nodes).repeat_interleave(5), torch.randint(nodes, (5 * nodes,))
-    hood = Neighborhood(torch.stack([source, row]), nodes)
-    third, zero = torch.full((nodes, 3), 1 / 3), torch.zeros(hood.num_edges)
-    kappa = dist.Gamma(2.0, 2.0).sample()
-    y = NeighborMixture(hood, kappa * third, zero).sample()
-
-    def model(y: Tensor) -> None:
-        kappa = pyro.sample("kappa", dist.Gamma(2.0, 2.0))
-        nmm(hood, kappa[..., None, None] * third, zero, y, collapsed=True)
-
-    return model, y
-
-
-def mixing(args, results: Records) -> None:
-    """Effective draws of the slowest parameter a CPU second after warm-up."""
-    keys = results.missing(
-        task="mixing", nodes=args.sizes, kernel=args.kernels, seed=range(args.repeats)
-    )
-    for key in keys:
-        model, y = (of_votes if key["nodes"] == 34 else of_one_labelling)(**key)
-        gibbs = dict(KERNELS[key["kernel"]])
-        marks: list[float] = []
-        chains = MCMC(
-            FieldGibbs(model, gibbs.pop("kernel", NUTS), **gibbs), args.num_samples, args.warmup,
-            disable_progbar=True, hook_fn=lambda *_, marks=marks: marks.append(time.process_time()),
-        )  # fmt: skip
-        chains.run(y)
-        draws = chains.get_samples()
-        draws["kappa"] = draws["kappa"].log()
-        size = min(effective_size(part[None]).item() for part in draws.values())
-        seconds = marks[-1] - marks[args.warmup - 1]
-        found = {"mean": draws["kappa"].mean().item(), "sd": draws["kappa"].std().item()}
-        results.add(**key, samples=args.num_samples, effective=size, seconds=seconds, **found)
-
-
 def attended(nodes: int, seed: int) -> tuple[Neighborhood, Tensor, Tensor]:
     """Six sources a node with itself, a feature of each edge, and a labelling of three labels."""
     pyro.set_rng_seed(seed)
@@ -297,77 +235,6 @@ def numpyro(args, results: Records) -> None:
         results.add(**key, **row)
 
 
-def small_graph(seed: int) -> Neighborhood:
-    """Twenty nodes with three sources each."""
-    pyro.set_rng_seed(seed)
-    row, source = torch.arange(20).repeat_interleave(3), torch.randint(20, (60,))
-    return Neighborhood(torch.stack([source, row]), 20)
-
-
-def of_motions(hood: Neighborhood, feature: Tensor, y: Tensor | None) -> None:
-    kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
-    beta = pyro.sample("beta", dist.Normal(0.0, 1.0))
-    with pyro.plate("motions", 3):
-        alpha = (kappa * torch.full((hood.num_nodes, 2), 0.5)).expand(3, -1, -1)
-        nmm(hood, alpha, beta * feature, y, collapsed=True)
-
-
-def calibration(args, results: Records) -> None:
-    """Ranks of true parameters among four draws of the kernel."""
-    for key in results.missing(task="calibration of the kernel", seed=range(args.num_sets)):
-        hood = small_graph(key["seed"])
-        model = partial(of_motions, hood, torch.randn(hood.num_edges))
-        truth = poutine.trace(model).get_trace(None).nodes
-        gibbs = FieldGibbs(model, RandomWalkKernel, num_sweeps=10)
-        chains = MCMC(gibbs, 4 * args.thin, 10 * args.thin, disable_progbar=True)
-        chains.run(truth["y"]["value"])
-        draws = {name: chains.get_samples()[name][args.thin - 1 :: args.thin] for name in RANKED}
-        ranks = {name: int((draws[name] < truth[name]["value"]).sum()) for name in RANKED}
-        results.add(**key, ranks=ranks)
-
-
-def calibration_of_chains(args, results: Records) -> None:
-    """Ranks of the true choices among four states of chains, at the true parameters."""
-    kinds = "observed labels", "latent labels"
-    for key in results.missing(
-        task="calibration of chains", seed=range(args.num_sets), labels=kinds
-    ):
-        hood = small_graph(key["seed"])
-        alpha = dist.LogNormal(0.0, 1.0).sample() * torch.full((20, 2), 0.5)
-        logits = torch.randn(hood.num_edges)
-        truth = poutine.trace(nmm).get_trace(hood, alpha, logits, collapsed=True).nodes
-        c, y = truth["c"]["value"], truth["y"]["value"]
-        if key["labels"] == "latent labels":
-            # Measurements are right with probability 0.8.
-            x = y.where(torch.rand(20) < 0.8, 1 - y)
-            evidence = torch.full((2, 2), 0.2).fill_diagonal_(0.8).log()[:, x].T
-            q: EvidenceConditional | OrderedConditional
-            q, value = EvidenceConditional(hood, alpha, logits, evidence), torch.stack([c, y])
-        else:
-            q, value = OrderedConditional(hood, alpha, logits, y), c
-        states, chains = [], Chains(num_sweeps=5)
-        for _ in range(50):
-            states.append(chains.draw(q))
-        kept = torch.stack([value, *states[34::5]])
-        mix = NeighborMixture(hood, alpha, logits)
-        found = statistics(mix, kept if kept.dim() == 3 else kept[:, None], y)
-        ranks = {}
-        for name, (own, *others) in found.items():
-            # Ties of integers are broken at random.
-            noise = torch.rand(5) * 1e-6
-            ranks[name] = int((torch.stack(others) + noise[1:] < own + noise[0]).sum())
-        results.add(**key, ranks=ranks)
-
-
-def statistics(mix: NeighborMixture, states: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Of states ``(draws, 1 or 2, N)``: log-likelihood, own dice, and labels of the first kind."""
-    c, *labels = states.unbind(1)
-    y = labels[0] if labels else y
-    own = (c == torch.arange(mix.hood.num_nodes)).double().sum(-1)
-    found = {"log-likelihood": mix.given(c).log_prob(y), "own dice": own}
-    return found | ({"labels": y.double().sum(-1)} if labels else {})
-
-
 RANKED = "kappa", "beta"
 
 
@@ -395,20 +262,6 @@ def held(rows: DataFrame, parameters: dict[str, str], methods: dict[str, Callabl
         cells[f"{shown}: rmse"] = average(f"{name} error", ".2f", of=lambda v: mean(v) ** 0.5)
     cells["CPU seconds"] = average("seconds", ".1f")
     return table(rows.assign(method=ordered(rows["method"], [*methods])), ["method"], cells)
-
-
-def effective_draws(files: Files) -> str:
-    rows = frame(files["inference"], task="mixing")
-    if rows.empty:
-        return markdown([])
-    rows["share"] = rows["effective"] / rows["samples"]
-    rows["ms"] = 1e3 * rows["seconds"] / rows["samples"]
-    rows["rate"] = rows["effective"] / rows["seconds"]
-    cells = {"runs": count, "effective draws an iteration": average("share", ".2f")}
-    cells |= {"CPU ms an iteration": average("ms", ".0f")}
-    cells |= {"effective draws a CPU second": average("rate", ".1f")}
-    names = {"nodes": ordered(rows["nodes"], None), "kernel": ordered(rows["kernel"], [*KERNELS])}
-    return table(rows.assign(**names), ["nodes", "kernel"], cells)
 
 
 def beside_numpyro(files: Files) -> str:
@@ -439,47 +292,17 @@ def beside_numpyro(files: Files) -> str:
     return table(rows.assign(**names), ["nodes", "sampler"], cells)
 
 
-def ranks_of_truth(files: Files) -> str:
-    lines = []
-    for task in CALIBRATIONS:
-        rows = frame(files["inference"], task=task)
-        for labels, part in groups(rows, ["labels"]) if "labels" in rows else [(("",), rows)]:
-            for name in [name for name in part if name.startswith("ranks.")]:
-                counts = np.bincount(part[name].dropna().astype(int), minlength=5)
-                if counts.any():
-                    line = {"draws of": CALIBRATIONS[task], "labels": labels[0]}
-                    line |= {"rank of": name.removeprefix("ranks."), "data sets": f"{counts.sum()}"}
-                    line |= {f"{rank} below": f"{number}" for rank, number in enumerate(counts)}
-                    lines.append(line | {"p of uniform ranks": f"{chisquare(counts).pvalue:.3f}"})
-    return markdown(lines, 3)
-
-
-#: Rows of the last four have no joint moves, or are of kernels that were not kept.
-CALIBRATIONS = {
-    "calibration of the kernel": "`FieldGibbs`",
-    "calibration of chains": "`Chains`",
-    "calibration without joint moves": "`FieldGibbs`, `num_moves=0`",
-    "calibration with particles": "`FieldGibbs` with 32 particles, not kept",
-    "calibration 5 apart": "the same, 5 iterations apart",
-    "calibration": "`FieldGibbs` with 4 annealed moves, not kept",
-}
-
-
-TABLES = coverage, coverage_of_one_labelling, effective_draws, beside_numpyro, ranks_of_truth
+TABLES = coverage, coverage_of_one_labelling, beside_numpyro
 OPTIONS = {
     "methods": ([*METHODS], "of the club"),
-    "num_sets": (100, "data sets, of club, one_labelling and calibration"),
+    "num_sets": (100, "data sets, of club and one_labelling"),
     "num_samples": (250, "draws after warm-up"), "warmup": (100, "steps of warm-up"),
-    "thin": (4, "steps between draws, of calibration"),
-    "sizes": ([34, 100, 400, 1600], "nodes, of mixing; 34 for the club"),
-    "kernels": ([*KERNELS], "of mixing"),
-    "repeats": (3, "data sets of each size, of mixing and numpyro"), "results": Path,
+    "sizes": ([100, 400, 1600], "nodes, of numpyro"),
+    "repeats": (3, "data sets of each size, of numpyro"), "results": Path,
     "samplers": (SAMPLERS, "of numpyro"), "chains": (2, "of each data set, of numpyro"),
     "limit": (600.0, "CPU seconds of a chain, of numpyro"),
 }  # fmt: skip
-main = command(
-    __doc__, [club, one_labelling, mixing, numpyro, calibration, calibration_of_chains], **OPTIONS
-)
+main = command(__doc__, [club, one_labelling, numpyro], **OPTIONS)
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.double)

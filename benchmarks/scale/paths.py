@@ -3,14 +3,11 @@
 
 """Log-likelihoods of labels that correlate: the bound, particles and path sampling."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from benchmarks.scale.speed import cpu_timed
 from benchmarks.shared.records import Records
-from benchmarks.shared.timing import in_a_process, peak_memory
 from pyro_nmm import Neighborhood, NeighborMixture
 
 #: The concentration that labels are drawn with, and those that their likelihood is asked of.
@@ -50,39 +47,3 @@ def concentration(args, results: Records) -> None:
         found, seconds = cpu_timed(mix.log_likelihood, y)
         row |= {"particles": found.item(), "seconds of particles": seconds}
         results.add(**key, **row)
-
-
-def sweeps(args, results: Records) -> None:
-    """Two paths of the same labels, at several numbers of sweeps."""
-    torch.set_default_dtype(torch.double)
-    each = {"classes": [2, 7], "sweeps": [1, 3, 10], "repeat": range(args.repeats)}
-    for key in results.missing(task="sweeps", nodes=NODES, kappa=TRUTH, **each):
-        mix = mixture(*labelled(NODES, key["classes"], 0)[:2], TRUTH, key["classes"])
-        y = labelled(NODES, key["classes"], 0)[2]
-        torch.manual_seed(2000 + key["repeat"])
-        (value, error), seconds = cpu_timed(mix.path_likelihood, y, num_sweeps=key["sweeps"])
-        results.add(**key, path=value.item(), error=error.item(), seconds=seconds)
-
-
-def path_growth(args, results: Records) -> None:
-    """
-    CPU seconds and memory of a path of two chains, 21 points and one sweep, and of 64 particles,
-    each in a process of its own.
-    """
-    each = {"nodes": args.sizes, "method": ["path", "particles"]}
-    for key in results.missing(task="path_growth", classes=2, **each):
-        results.add(**key, **in_a_process(args.threads, estimated, key["nodes"], key["method"]))
-
-
-def estimated(num_nodes: int, method: str) -> dict:
-    torch.set_default_dtype(torch.double)
-    for size in (100, num_nodes):  # the first pays for what is loaded or compiled once
-        hood, logits, y = labelled(size, 2, 0)
-        mix = mixture(hood, logits, TRUTH, 2)
-        path = partial(mix.path_likelihood, num_chains=2, num_points=21, num_sweeps=1)
-        query = path if method == "path" else mix.log_likelihood
-        (found, seconds), peak, above = peak_memory(cpu_timed, query, y)
-    value, error = found if method == "path" else (found, None)
-    row = {"edges": hood.num_edges, "seconds": seconds, "peak": peak, "above": above}
-    row["value"] = value.item()
-    return row if error is None else row | {"error": error.item()}

@@ -11,12 +11,12 @@ from statistics import mean, median, stdev
 
 import pyro
 import torch
+from pyro import poutine
 from pyro.infer import TraceGraph_ELBO
 from torch import Tensor
 from torch.nn.functional import cross_entropy, dropout, l1_loss, one_hot
 from torch_geometric.nn import GCN, CorrectAndSmooth
 
-from benchmarks.scale.calls import captured, step_without_value
 from benchmarks.shared.records import Records
 from benchmarks.shared.timing import citation_like, in_a_process, in_turn, peak_memory, timed
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, compiled
@@ -29,18 +29,12 @@ from pyro_nmm.models import (
     fit_field,
     nmm,
 )
-from pyro_nmm.ops.entries import evidence_entries
-from pyro_nmm.ops.gibbs import sweep
-from pyro_nmm.ops.sampling import draw_entries
 
 #: Nodes, directed edges and labels: a large graph, and one as dense as co-purchases.
 LARGE, DENSE, LATENT = (10**6, 10**7, 20), (13_752, 490_000, 10), (10**6, 10**7, 7)
 OF_POSTERIOR = {"marginals": LARGE, "pairwise": LARGE, "sample": LARGE, "sequential": DENSE}
-QUERIES = dict.fromkeys(("fit", "pooled", "condition", "log_likelihood"), LARGE) | OF_POSTERIOR
-QUERIES |= dict.fromkeys(("smooth", "known", "joint"), LARGE)
-QUERIES |= dict.fromkeys(("sweep", "annotators"), LATENT)
-#: Labels of a StackedNMM.
-NUM_LABELS = 10
+QUERIES = dict.fromkeys(("pooled", "condition", "log_likelihood"), LARGE) | OF_POSTERIOR
+QUERIES |= dict.fromkeys(("smooth", "known"), LARGE) | {"annotators": LATENT}
 
 
 def measured(function: Callable, *args) -> tuple:
@@ -72,7 +66,7 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tu
     """The query's name in tables, the query, and the number of edges."""
     hood = Neighborhood(citation_like(num_nodes, num_edges // 2), num_nodes)
     if QUERIES[query] is LATENT:
-        return *latent(query, hood, num_classes), hood.num_edges
+        return *latent(hood, num_classes), hood.num_edges
     scores = 2 * torch.randn(num_nodes, num_classes)
     # Where a fit starts: queries cost the same at all values.
     with torch.no_grad():
@@ -82,21 +76,17 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tu
     train, held_out, test = part < 0.02, part > 0.98, (part - 0.5).abs() < 0.01
     pairs, given = torch.randint(num_nodes, (2, 1000)), (hood, scores, y, train, held_out)
     joint = f"log_likelihood of {int(test.sum())} nodes, 16 particles"
-    alone = "StackedNMM.fit on scores alone, 2 % + 2 %"
     post = mix.condition(y, train, num_samples=64) if query in OF_POSTERIOR else None
     tenth, some = part < 0.1, (part - 0.2).abs() < 0.025
     more, smoother = (hood, scores, y, tenth), CorrectAndSmooth(50, 0.8, 50, 0.8)
     seen, probs = (y[tenth], tenth, torch.stack([hood.source, hood.target])), scores.softmax(-1)
     smooth, whole = "Correct and Smooth, 10 % known", "StackedNMM.fit, posterior, 10 % + 5 %"
-    particles = "log_likelihood of 5 %, 10 % known, 64 particles"
     found = {
-        "fit": (alone, lambda: StackedNMM(pool=False).fit(*given, num_steps=150)),
         "pooled": ("StackedNMM.fit, 2 % + 2 %", lambda: StackedNMM(num_classes).fit(*given)),
         "condition": ("condition, 64 samples", lambda: mix.condition(y, train, 64)),
         "log_likelihood": (joint, lambda: mix.log_likelihood(y, test, num_particles=16)),
         "smooth": (smooth, lambda: smoother.smooth(smoother.correct(probs, *seen), *seen)),
         "known": (whole, lambda: StackedNMM(num_classes).fit(*more, some).posterior(*more)),
-        "joint": (particles, lambda: mix.log_likelihood(y, some, tenth, num_particles=64)),
         "marginals": ("marginals", lambda: post.marginals()),
         "pairwise": ("pairwise of 1,000 pairs", lambda: post.pairwise(pairs)),
         "sample": ("sample", lambda: post.sample()),
@@ -105,54 +95,22 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tu
     return *found[query], hood.num_edges
 
 
-def latent(query: str, hood: Neighborhood, num_classes: int) -> tuple[str, Callable]:
+def latent(hood: Neighborhood, num_classes: int) -> tuple[str, Callable]:
     """Labels of the model, of which ten annotators are right in six of ten answers."""
     mix = NeighborMixture(hood, *FieldPrior(num_classes)(hood))
     truth = mix.sample()[:, None]
     wrong = torch.rand(hood.num_nodes, 10) < 0.4
     answers = torch.where(wrong, torch.randint(num_classes, wrong.shape), truth)
     emission, name = Annotators(num_classes), "Annotators.fit, 10 annotators, 2 chains of 50 sweeps"
-    if query == "annotators":
-        options = {"num_starts": 1, "num_steps": 20, "num_draws": 5, "num_chains": 2}
-        return name, partial(fit_field, emission, hood, answers, **options)
-    evidence = emission.log_prob(emission.start(answers, hood), answers)
-    terms = evidence_entries(hood.log_softmax(mix.logits), mix.alpha, evidence)
-    terms = terms.map(lambda part: part.detach()[None])
-    first, second = torch.rand(2, 1, hood.num_nodes, dtype=torch.double)
-    draw = draw_entries(hood, terms, first)
-    return "a sweep of latent labels, one chain", partial(sweep, hood, terms, draw, second[None])
-
-
-def sizes(args, results: Records) -> None:
-    for key in results.missing(task="sizes", nodes=args.sizes, threads=args.threads):
-        edges, rows = in_a_process(args.threads, in_memory, key["nodes"])
-        for stage, row in rows.items():
-            results.add(**key, classes=NUM_LABELS, stage=stage, **row, edges=edges)
-
-
-def in_memory(nodes: int) -> tuple[int, dict[str, dict]]:
-    """A graph, a fit, and posterior marginals of all nodes."""
-    if nodes > 500:
-        in_memory(500)  # pays for what is loaded or compiled
-    torch.manual_seed(0)
-    rows = {}
-    edges, rows["a graph"] = measured(citation_like, nodes, 5 * nodes)
-    hood, rows["neighbourhoods"] = measured(Neighborhood, edges, nodes)
-    del edges
-    scores, y = 2 * torch.randn(nodes, NUM_LABELS), torch.randint(NUM_LABELS, (nodes,))
-    part = torch.rand(nodes)
-    given, held_out = (hood, scores, y, part < 0.02), part > 0.98
-    stacked, rows["fit"] = measured(StackedNMM(NUM_LABELS).fit, *given, held_out)
-    mixture, rows["alpha and attention"] = measured(stacked.mixture, *given)
-    _, rows["marginals"] = measured(mixture.marginals)
-    return hood.num_edges, rows
+    options = {"num_starts": 1, "num_steps": 20, "num_draws": 5, "num_chains": 2}
+    return name, partial(fit_field, emission, hood, answers, **options)
 
 
 ESTIMATORS = ["reward_to_go", "one_step_credit", "no_score"]
 #: How many times as many steps: the score term is a difference of noisy means.
 MORE = {"reward_to_go": 5}
 #: Nodes, links and labels.
-MEDIUM, PUBMED = (20_000, 50_000, 3), (19_717, 44_324, 7)
+MEDIUM = 20_000, 50_000, 3
 #: Of the graph of Cora's size, and of the chains that give the true marginals.
 CLASSES, CHAINS, SWEEPS = 7, 2048, 20
 cpu_timed = partial(timed, clock=time.process_time)
@@ -235,16 +193,27 @@ def step(args, results: Records) -> None:
         results.add(**key, seconds=seconds(args.repeats, functions))
 
 
-def evidence(args, results: Records) -> None:
-    place, *parts, y = problem(*PUBMED)
-    table = torch.randn(len(y), PUBMED[2], requires_grad=True)
-    each = {"classes": PUBMED[2], "particles": args.samples, "estimator": ESTIMATORS}
-    for key in results.missing(task="evidence", **place, threads=args.threads, **each):
-        how = key["particles"], key["estimator"]
-        observed = partial(observed_step, (*parts, y, None), *how)
-        latent = partial(latent_step, (*parts, table), *how)
-        found = seconds(args.repeats, {"observed": observed, "evidence": latent})
-        results.add(**key, seconds=found)
+def step_without_value(
+    model: Callable, guide: Callable, num_chains: int, *given, **observed
+) -> None:
+    """Adds the gradients of ``Trace_ELBO``, but does not ask for its value, which is a wait."""
+    with pyro.plate("num_particles_vectorized", num_chains, dim=-1):
+        drawn = poutine.trace(guide).get_trace(*given, **observed)
+        replayed = poutine.trace(poutine.replay(model, trace=drawn))
+        (replayed.get_trace(*given, **observed).log_prob_sum() / -num_chains).backward()
+
+
+def captured(step: Callable[[], object]) -> Callable[[], None]:
+    """The step as a CUDA graph, after three steps that load libraries and start chains."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def queries(nodes: int, at: str) -> dict[str, Callable]:

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables and figures of speed.md, estimators.md and batches.md in docs/results."""
+"""Tables and figures of speed.md, estimators.md and posteriors.md in docs/results."""
 
 from functools import partial
 
@@ -12,13 +12,10 @@ from pandas import DataFrame
 
 from benchmarks.scale import chains, inference
 from benchmarks.shared.records import Files
-from benchmarks.shared.tables import GRAPHS, Cell, against, count, frame, ordered, spread, table
+from benchmarks.shared.tables import GRAPHS, Cell, frame, ordered, table
 
 CODES = {"loop": "loop over nodes in PyTorch", "compiled": "compiled loops (CPU, numba)"}
 CODES |= {"sweeps": "tensor code (any device)"}
-#: The paired difference from the whole graph: a cell of a field, digits, and a unit.
-lost = partial(against, {"way": "whole graph"}, form=lambda gap, *how: gap.spread(*how), better=1)
-NUMBERS = "calls", "waits"
 SIZES = {"nodes": "{nodes:,.0f}", "edges": "{edges:,.0f}"}
 
 
@@ -92,14 +89,6 @@ def steps(files: Files) -> str:
     return show(rows, ["labelled", "estimator"], cells, "particles")
 
 
-def evidence_steps(files: Files) -> str:
-    rows = rows_of(files["speed"], task="evidence")
-    rows["ratio"] = rows["seconds evidence"] / rows["seconds observed"]
-    cells = SIZES | {"labels": "{classes:.0f}", "T": "{particles:.0f}"}
-    cells |= {f"{name}, ms": f"{{ms {name}:.1f}}" for name in ("observed", "evidence")}
-    return show(rows, ["estimator"], cells | {"ratio": "{ratio:.2f}"})
-
-
 def by_size(rows: DataFrame, name: str, cells: dict[str, str]) -> str:
     """A table by edges, with exponents of time since the size before in the same ``group``."""
     rows = rows.assign(group=ordered(rows["group"])).sort_values(["group", "edges"])
@@ -122,14 +111,6 @@ def scale(files: Files) -> str:
     return by_size(rows, "query", {"labels": "{classes:.0f}", "seconds": "{seconds:.2f}"})
 
 
-def large_graphs(files: Files) -> str:
-    rows = frame(files["large"], task="sizes")
-    empty = (rows["peak"] - rows["above"]).groupby(rows["nodes"]).transform("min")
-    rows = rows.assign(group=rows["stage"], memory=(rows["peak"] - empty) / 1e9)
-    cells = {"seconds": "{seconds:.2f}", "of the graph and the stage, GB": "{memory:.3f}"}
-    return by_size(rows, "stage", cells)
-
-
 def of_both(part: DataFrame, peers: DataFrame) -> str:
     """Cell: milliseconds on the processor and on the GPU, of which one may be missing."""
     means = part[["ms cpu", "ms cuda"]].mean()
@@ -140,12 +121,6 @@ def devices(files: Files) -> str:
     rows = rows_of(files["device"], task="device")
     cells = {"{:,} nodes, CPU / GPU": of_both}
     return show(rows.assign(query=ordered(rows["query"])), ["query"], cells, "nodes")
-
-
-def calls(files: Files) -> str:
-    rows = frame(files["device"], task="calls")
-    rows = rows.assign(query=ordered(rows["query"]), code=ordered(rows["code"]))
-    return show(rows, ["query"], {f"{name}, {{}}": f"{{{name}:,.0f}}" for name in NUMBERS}, "code")
 
 
 def epochs(files: Files) -> str:
@@ -163,48 +138,6 @@ def tightness(files: Files) -> str:
     names = {"pairs, exact": "pair exact", "pairs, bound": "pair bound", "pairs, gap": "pair gap"}
     names |= {"all, SMC": "test estimate", "all, bound": "test bound", "all, gap": "test gap"}
     return show(rows, ["epoch"], {name: f"{{{field}:.4f}}" for name, field in names.items()})
-
-
-def batch_rows(files: Files, task: str, heading: str) -> DataFrame:
-    """Rows of the whole graph, then of batches by size; ``heading`` has the kind and the size."""
-    rows = rows_of(files["batches"], task=task)
-    rows = rows.sort_values("batch_size", na_position="first", kind="stable")
-    sizes = rows["batch_size"].map(", {:.0f}".format).where(rows["batch_size"] > 0, "")
-    return rows.assign(**{heading: rows["way"].replace("clusters", "cluster-wise") + sizes})
-
-
-def batch_training(files: Files) -> str:
-    down, gap = ["graph", "batches, seeds in each"], "minus whole graph's"
-    joint = "log p(test \\| train), nats a node"
-    cells = {"runs": count, "accuracy": spread("accuracy", 1, 100)}
-    cells |= {("accuracy", gap): lost("accuracy", 1, 100)}
-    cells |= {joint: spread("joint", 3), (joint, gap): lost("joint", 3)}
-    cells |= {"epochs": "{epochs:.0f}", "steps": "{steps:.0f}"}
-    return show(batch_rows(files, "training", down[1]), down, cells)
-
-
-def batch_bounds(files: Files) -> str:
-    down = ["graph", "batches, nodes in each"]
-    names = {"bound, all labels": "bound", "log p, all labels": "estimate"}
-    names |= {"bound, training labels": "train bound", "log p, training labels": "train estimate"}
-    names |= {"log p(test \\| train)": "joint", "-NLL": "alone"}
-
-    def cell(field: str, digits: int = 4, unit: float = 1) -> Cell:
-        gap, whole = lost(field, digits, unit), spread(field, min(digits, 3), unit)
-        return lambda part, peers: gap(part, peers) or whole(part, peers)
-
-    cells = {"runs": count} | {name: cell(field) for name, field in names.items()}
-    cells["accuracy"] = cell("hits", 1, 100)
-    return show(batch_rows(files, "bound", down[1]), down, cells)
-
-
-def batch_throughput(files: Files) -> str:
-    rows = rows_of(files["batches"], task="throughput")
-    one = rows[rows["processes"] == 1].set_index(["dataset", "repeat"])["seconds"].rename("one")
-    rows = rows.join(one, on=["dataset", "repeat"])
-    rows["ratio"] = (rows["one"] / rows["seconds"]).where(rows["processes"] > 1)
-    cells = {"runs": count, "seconds an epoch": spread("seconds", 3)}
-    return show(rows, ["graph", "processes"], cells | {"times as fast as one": spread("ratio", 2)})
 
 
 def _ranked(rows: DataFrame, method: str) -> tuple[float, float]:
@@ -231,23 +164,6 @@ def concentrations(files: Files) -> str:
             seconds = f"{full[time].median():.1f}" if time else ""
             lines.append([f"{classes}", name, *map("{:.4f}".format, means), first, seconds])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def path_sweeps(files: Files) -> str:
-    rows = frame(files["path"], task="sweeps")
-    runs = rows.groupby(["classes", "sweeps"])["path"].std().rename("deviation")
-    rows = rows.join(runs, on=["classes", "sweeps"])
-    cells = {"log p, nats": "{path:,.1f}", "standard error": "{error:.1f}"}
-    cells |= {"deviation of three runs": "{deviation:.1f}", "CPU seconds": "{seconds:.1f}"}
-    return show(rows.rename(columns={"classes": "labels"}), ["labels", "sweeps"], cells)
-
-
-def path_growth(files: Files) -> str:
-    rows = frame(files["path"], task="path_growth")
-    rows["group"] = rows["method"].map({"path": "path sampling", "particles": "64 particles"})
-    rows = rows.assign(estimate=rows["group"])
-    cells = {"CPU seconds": "{seconds:.1f}", "memory above start, GB": "{above:.3f}"}
-    return by_size(rows, "estimate", cells)
 
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -305,8 +221,6 @@ def growth_figure(files: Files) -> Figure:
 
 
 NOISE = gradient_variance, estimator_noise, draws_of_marginals, particles_of_likelihood
-SPEED = draws, steps, evidence_steps, growth, scale, large_graphs, devices, calls, epochs, tightness
-PATHS = concentrations, path_sweeps, path_growth
-TABLES = NOISE + SPEED + PATHS + chains.TABLES + inference.TABLES
-TABLES += batch_training, batch_bounds, batch_throughput
+SPEED = draws, steps, growth, scale, devices, epochs, tightness
+TABLES = NOISE + SPEED + (concentrations,) + chains.TABLES + inference.TABLES
 FIGURES = {"samples.png": samples_figure, "growth.png": growth_figure}

@@ -283,10 +283,3 @@ def markdown(lines: Iterable[Mapping], left: int = 1) -> str:
     align = ["---"] * left + ["---:"] * (len(names) - left)
     whole = [heads, align, *(row for row in cells if any(row[left:]))]
     return "\n".join(f"| {' | '.join(row)} |" for row in whole)
-
-
-def costs(row: Mapping, names: Mapping[str, str]) -> dict[str, str]:
-    """Cells with milliseconds of two methods, their ratio, and MiB."""
-    times = {f"{names.get(k, k)}, ms": f"{1e3 * v:.0f}" for k, v in row["seconds"].items()}
-    memory = {f"{names.get(k, k)}, MiB": f"{v:.0f}" for k, v in row["MiB"].items()}
-    return times | {"ratio": f"{row['ratio']:.2f}"} | memory

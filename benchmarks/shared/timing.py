@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from statistics import median
 
 import psutil
 import torch
@@ -48,18 +47,6 @@ def peak_memory(function: Callable, *args, **options):
         thread.join()
     peak = max(peak, memory().rss)
     return found, peak, peak - first
-
-
-def median_cost(makers: dict[str, Callable[[], Callable[[], float]]], repeats: int) -> dict:
-    """Of two functions that return seconds: peak memory, and medians of turns and of ratios."""
-    runs, memory = {}, {}
-    for name, make in makers.items():
-        runs[name] = make()
-        runs[name]()
-        memory[name] = peak_memory(runs[name])[1] / 2**20
-    turns = in_turn(runs, repeats)
-    ratio = median(b / a for a, b in zip(*turns.values(), strict=True))
-    return {"ratio": ratio, "MiB": memory, "seconds": {k: median(v) for k, v in turns.items()}}
 
 
 def in_a_process(threads: int, function: Callable, *args):

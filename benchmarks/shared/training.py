@@ -4,9 +4,8 @@
 """The paper's schedule: early stopping, weight decay of first layers, consistency, and batches."""
 
 import copy
-import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyro
@@ -15,15 +14,33 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from benchmarks.shared.scores import mean_log_prob
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.guides import AmortizedNMM, Chains, ordered_guide
+from pyro_nmm.guides import AmortizedNMM, Chains
 from pyro_nmm.models import Compatibility, NMMNetwork, Parameters, nmm
 
 Scores = list[tuple[float, ...]]
+
+
+def steps(optimizer: Optimizer, loss: Callable[[], Tensor], number: int) -> Iterator[int]:
+    """Steps down a loss, numbered from one."""
+    for step in range(1, number + 1):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+        yield step
+
+
+def descend(module: nn.Module, optimizer: Optimizer, loss: Callable, num_epochs: int) -> nn.Module:
+    """The module in evaluation mode, after steps down its loss in training mode."""
+    module.train()
+    for _ in steps(optimizer, loss, num_epochs):
+        pass
+    return module.eval()
 
 
 class Consistency(nn.Module):
@@ -202,28 +219,6 @@ def train_nmm(
     with pyro.get_param_store().scope():
         scores = Schedule(**options).fit(network, data, backward, predict)
         return program.mixture(*inputs), scores
-
-
-class SeedLoss(nn.Module):
-    r"""The negative bound on the joint likelihood of a batch's seeds, a mean over the seeds. It is
-    the bound in the whole graph if the batch has every edge into a seed, and behind these the hops
-    of the network. The sum over batches bounds a composite likelihood (Varin, Reid and Firth 2011,
-    Statistica Sinica).
-    """
-
-    def __init__(self, network: nn.Module, inputs: tuple[str, ...]) -> None:
-        super().__init__()
-        self.network, self.inputs = network, inputs
-        self.elbo = Trace_ELBO(4, max_plate_nesting=0, vectorize_particles=True)
-
-    def forward(self, batch: Data, seeds: Tensor) -> Tensor:
-        """The loss of the nodes in a mask ``(N,)``."""
-        hood = Neighborhood(batch.edge_index[:, seeds[batch.edge_index[1]]], batch.num_nodes)
-        parameters = self.network(hood, *(batch[name] for name in self.inputs))
-        given = hood, *parameters, batch.y, seeds
-        model = functools.partial(nmm, *given, collapsed=True)
-        guide = functools.partial(ordered_guide, *given, collapsed=True)
-        return self.elbo.differentiable_loss(model, guide) / int(seeds.sum())
 
 
 def decay_first(network: nn.Module, weight_decay: float) -> list[dict]:

@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
-import pyro
 import torch
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
@@ -18,30 +17,23 @@ from sklearn.datasets import make_blobs
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
     RandomForestClassifier,
-    RandomTreesEmbedding,
     StackingClassifier,
 )
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsTransformer, kneighbors_graph
-from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import Adam
-from torch_geometric.data import Data
 from torch_geometric.nn import GCN, CorrectAndSmooth
-from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
+from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
 
 from benchmarks.nodes import node_scores
-from benchmarks.on_top import network, shuffled, trained
-from benchmarks.shared.graphs import descend
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import in_a_process, peak_memory, timed
-from pyro_nmm import Neighborhood
-from pyro_nmm.datasets import planetoid
-from pyro_nmm.models import StackedNMM, temperature_scaling
+from benchmarks.shared.training import descend
+from pyro_nmm.models import temperature_scaling
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 
 FOLDS, ROWS, NEIGHBORS, CLIP = 5, 4000, 10, 1e-3
@@ -221,42 +213,10 @@ def gcn(table: Table, num_epochs: int = 100) -> Tensor:
     return scaled(torch.stack([*map(logits, table.rests)]), logits(table.folds >= 0), table)
 
 
-def half(table: Table) -> Tensor:
-    """``StackedNMM`` with every other label held out from the classifier."""
-    size, y = len(table.labels), torch.from_numpy(table.labels)
-    order = table.labelled[np.argsort(table.folds[table.labelled], kind="stable")]
-    train, held_out = (index_to_mask(torch.from_numpy(order[k::2]), size) for k in (0, 1))
-    fit = table.make().fit(table.rows[train], table.labels[train])
-    probs = np.full((size, table.num_classes), CLIP)
-    probs[:, fit.classes_] = fit.predict_proba(table.rows)
-    scores, hood = log_probs(probs), Neighborhood(table.edges, size)
-    stacked = StackedNMM(table.num_classes).fit(hood, scores, y, train, held_out)
-    return stacked.posterior(hood, scores, y, train | held_out).marginals()
-
-
-def scores_alone(table: Table) -> Tensor:
-    """``StackedNMM(pool=False)``, fitted to five folds."""
-    y, folds = torch.from_numpy(table.labels), torch.from_numpy(table.folds)
-    hood = Neighborhood(table.edges, len(y))
-    stacked = StackedNMM(pool=False).fit(hood, table.parts, y, folds=folds)
-    return stacked.posterior(hood, log_probs(table.whole), y, folds >= 0).marginals()
-
-
 def ours(table: Table, graph: object = None, **options) -> np.ndarray:
     options = {"metric": table.metric, "random_state": 0} | options
     model = NeighborMixtureClassifier(table.make(), **options)
     return model.fit(table.rows, table.partly, graph).label_distributions_
-
-
-def mutual(table: Table) -> np.ndarray:
-    near = kneighbors_graph(table.rows, NEIGHBORS)
-    return ours(table, near.multiply(near.T))
-
-
-def leaves(table: Table) -> np.ndarray:
-    """Neighbours that share the most leaves of random trees, which read no labels."""
-    finder = KNeighborsTransformer(n_neighbors=NEIGHBORS, metric="cosine")
-    return ours(table, neighbors=make_pipeline(RandomTreesEmbedding(random_state=0), finder))
 
 
 Method = Callable[[Table], Tensor | np.ndarray]
@@ -268,25 +228,14 @@ METHODS: dict[str, Method] = {
     "C&S": correct_and_smooth,
     "stacking with ten neighbors": stacking,
     "sigmoid": partial(calibrated, "sigmoid"),
-    "StackedNMM, half held out": half,
-    "StackedNMM, scores alone": scores_alone,
     "self-training": self_training,
     "label spreading": label_spreading,
     "GCN, temperature from five folds": gcn,
-}
-#: The NMM on other graphs of the rows.
-GRAPHS: dict[str, Method] = {
-    "5 neighbours": partial(ours, n_neighbors=5),
-    "20 neighbours": partial(ours, n_neighbors=20),
-    "Manhattan distance": partial(ours, metric="manhattan"),
-    "mutual neighbours": mutual,
-    "leaves of random trees": leaves,
 }
 
 
 #: Rows with labels, columns and classes of a table of any size.
 LABELLED, COLUMNS, CLASSES = 200, 8, 10
-RETRAINED = 200  # epochs of networks that a fold is hidden from
 
 
 def judge(table: Table, method: str) -> dict:
@@ -294,7 +243,7 @@ def judge(table: Table, method: str) -> dict:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of solvers that stop early
-        probs, seconds = timed((METHODS | GRAPHS)[method], table)
+        probs, seconds = timed(METHODS[method], table)
     scores = scores_of(torch.as_tensor(probs)[table.judged], table.labels[table.judged])
     return scores | {"seconds": round(seconds, 5)}
 
@@ -373,54 +322,9 @@ def one_size(number: int, neighbors: str) -> dict:
     return {"seconds": seconds, "MiB": round(rise / 2**20), "accuracy": round(hit, 4)}
 
 
-def retrained(kind: str, data: Data, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """
-    Logits ``(K, N, C)`` of networks that have not seen a fold of the observed labels, logits
-    ``(N, C)`` of a network that has seen all, each after 200 epochs, and the folds ``(N,)``.
-    """
-    known, folds = data.train_mask | data.val_mask, torch.full_like(data.y, -1)
-    order = shuffled(known, torch.Generator().manual_seed(seed))
-    folds[order] = torch.arange(len(order)) % FOLDS
-
-    def logits(nodes: Tensor) -> Tensor:
-        pyro.set_rng_seed(seed)
-        module = network(kind, data.num_features, int(data.y.max()) + 1)
-        optimizer = Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
-        inputs, y = (data.x, data.edge_index), data.y[nodes]
-        loss = lambda: F.cross_entropy(module(*inputs)[nodes], y)  # noqa: E731
-        return descend(module, optimizer, loss, RETRAINED)(*inputs).detach()
-
-    parts = [logits(known & (folds != fold)) for fold in range(FOLDS)]
-    return torch.stack(parts), logits(known), folds
-
-
-def at_temperature(scores: Tensor, held_out: Tensor, y: Tensor) -> Tensor:
-    temperature = temperature_scaling(held_out, y, torch.ones_like(y, dtype=torch.bool))
-    return (scores / temperature).softmax(-1)
-
-
-def folds(args, results: Records) -> None:
-    keys = {"dataset": args.graphs, "backbone": args.backbones, "split": args.splits}
-    for key in results.missing(task="folds", **keys, method="StackedNMM, five folds"):
-        data = planetoid(key["dataset"], args.data_root and args.data_root / "planetoid")
-        hood, known = Neighborhood(data.edge_index, data.num_nodes), data.train_mask | data.val_mask
-        y, test, rows = data.y, data.test_mask, known.nonzero()[:, 0]
-        logits = trained(key["backbone"], data, key["split"])
-        module = StackedNMM(logits.shape[1]).fit(hood, logits, y, data.train_mask, data.val_mask)
-        found = {"temperature": at_temperature(logits, logits[data.val_mask], y[data.val_mask])}
-        found["StackedNMM"] = module.posterior(hood, logits, y, known).marginals()
-        parts, scores, fold = retrained(key["backbone"], data, key["split"])
-        found["temperature, five folds"] = at_temperature(scores, parts[fold[rows], rows], y[rows])
-        module = StackedNMM(scores.shape[1]).fit(hood, parts, y, folds=fold)
-        found["StackedNMM, five folds"] = module.posterior(hood, scores, y, known).marginals()
-        for name, probs in found.items():
-            results.add(**key | {"method": name}, **node_scores(probs[test], y[test]))
-
-
-TASKS = tables, images, new_rows, size, folds
+TASKS = tables, images, new_rows, size
 OPTIONS: dict = {"seeds": [0, 1, 2], "methods": list(METHODS), "classifiers": list(KINDS)}
-OPTIONS |= {"sizes": [4_000, 10_000, 100_000, 1_000_000], "splits": [0, 1, 2, 3, 4]}
-OPTIONS |= {"graphs": ["cora", "citeseer", "pubmed"], "backbones": ["mlp", "gcn"]}
+OPTIONS |= {"sizes": [4_000, 10_000, 100_000, 1_000_000]}
 main = command(__doc__, TASKS, **OPTIONS, data_root=Path, results=RESULTS / "tabular.jsonl")
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pandas import DataFrame
 from benchmarks.shared import tables as shown
 from benchmarks.shared.records import Files
 from benchmarks.shared.tables import Cell, Paired, against, average, count, gap, only, table
-from benchmarks.tabular.run import GRAPHS, KINDS, METHODS, OURS, SCIKIT, TEMPERATURE
+from benchmarks.tabular.run import KINDS, METHODS, OURS, SCIKIT, TEMPERATURE
 
 CELL = ["table", "seed", "classifier"]
 
@@ -37,7 +37,6 @@ SCORES |= {"ECE": average("ece", ".3f")}
 
 def methods_on_tables(files: Files) -> str:
     rows = rows_of(files, "tables").assign(data="KEEL")
-    rows = rows[~rows["method"].isin(GRAPHS)]
     cells = {"cells": count} | SCORES | {"NMM below it, share of cells": below}
     seconds = {"s": average("seconds", ".1f")}
     return table(rows, ["data", "method"], cells | seconds)
@@ -52,7 +51,7 @@ def classifiers_on_tables(files: Files) -> str:
 
 def each_table(files: Files) -> str:
     rows = rows_of(files, "tables")
-    cells: dict[str, Cell] = {"agreement": average("agreement", ".2f")}
+    cells: dict[str, Cell] = {"agreement": only(OURS, average("agreement", ".2f"))}
     for name in ("classifier", SCIKIT, TEMPERATURE, OURS):
         cells[name] = only(name, average("nll", ".3f"))
     cells |= {f"NMM minus {name}": minus(name) for name in (SCIKIT, TEMPERATURE)}
@@ -62,16 +61,6 @@ def each_table(files: Files) -> str:
 def methods_on_images(files: Files) -> str:
     rows = rows_of(files, "images")
     return table(rows, ["number", "method"], {"seeds": count} | SCORES)
-
-
-def graphs_of_rows(files: Files) -> str:
-    rows = rows_of(files, "tables")
-    cells = rows.set_index(CELL).index
-    tried = cells.isin(cells[rows["method"].isin(GRAPHS)])
-    rows = rows[tried & rows["method"].isin([OURS, *GRAPHS])]
-    rows = rows.assign(graph=rows["method"].astype(str).replace(OURS, "default: 10 neighbours"))
-    change = against(OURS, "nll", 3, by=CELL, form=Paired.spread)
-    return table(rows, ["graph"], {"cells": count} | SCORES | {"NLL minus default": change})
 
 
 def rows_after_the_fit(files: Files) -> str:
@@ -87,12 +76,6 @@ def cost_by_rows(files: Files) -> str:
     cells = {f"{name}, s": average(f"seconds.{name}", ".2f") for name in names}
     cells = {"accuracy": average("accuracy", ".3f")} | cells | {"MiB": average("MiB", ".0f")}
     return table(rows, ["neighbors", "rows"], cells)
-
-
-def folds_or_held_out(files: Files) -> str:
-    rows = shown.frame(files["tabular"], task="folds")
-    rows = rows.assign(graph=shown.ordered(rows["dataset"], shown.GRAPHS))
-    return table(rows, ["graph", "backbone", "method"], {"runs": count} | SCORES)
 
 
 def agreement_figure(files: Files) -> Figure:
@@ -112,5 +95,5 @@ def agreement_figure(files: Files) -> Figure:
 
 
 TABLES = (methods_on_tables, classifiers_on_tables, each_table, methods_on_images)
-TABLES += (graphs_of_rows, rows_after_the_fit, cost_by_rows, folds_or_held_out)
+TABLES += (rows_after_the_fit, cost_by_rows)
 FIGURES = {"agreement.png": agreement_figure}

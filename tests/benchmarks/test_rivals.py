@@ -8,15 +8,12 @@ import math
 from types import SimpleNamespace
 
 import networkx as nx
-import numpy as np
 import pytest
 import torch
 from graphs import house, to_hood
-from scipy.stats import chisquare
 from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
-from torch_geometric.nn import GCN
 from torch_geometric.utils import index_to_mask, to_dense_adj
 
 import benchmarks.links.run as links
@@ -24,7 +21,7 @@ from benchmarks.latent import hidden
 from benchmarks.latent.annotators import AnnotatedPotts, around
 from benchmarks.links.run import Problem
 from benchmarks.nodes import spn
-from benchmarks.on_top import rivals, sets, stages
+from benchmarks.on_top import rivals, stages
 from pyro_nmm import NeighborMixture
 from pyro_nmm.datasets import link_split
 from pyro_nmm.models import Annotators, grid_edges, temperature_scaling
@@ -66,27 +63,6 @@ def test_calibrations_of_few_parameters():
     assert losses[3] < losses[2] + 1e-4
 
 
-def test_chains_of_sets(monkeypatch):
-    """Likelihoods of two nodes sum to one, and draws of their labels have them."""
-    monkeypatch.setattr(stages, "CHAIN", 2)
-    monkeypatch.setattr(sets, "NUM_DRAWS", 600)
-    known, adjacent = torch.tensor([True, False, False]), torch.ones(3, 3).fill_diagonal_(0)
-    data = Data(y=torch.tensor([0, 1, 0]), train_mask=known, test_mask=~known)
-
-    def make(known):
-        near = adjacent @ (F.one_hot(data.y, 2) * known[:, None]).float() + 0.5
-        return near / near.sum(1, keepdim=True)
-
-    log_prob, sample = sets.chain(make, data)
-    draws, probs = sample()[:, 1:] @ torch.tensor([2, 1]), []
-    for labels in itertools.product((0, 1), repeat=2):
-        data.y = torch.tensor([0, *labels])
-        probs.append(math.exp(log_prob(data.test_mask)))
-    assert sum(probs) == pytest.approx(1)
-    assert probs[0] > 0.75**2  # the second of two equal labels is likelier
-    assert chisquare(draws.bincount(minlength=4), 600 * np.array(probs)).pvalue > 1e-4
-
-
 def test_joint_likelihood_of_a_mixture():
     """One member has the product of its marginals; of two, the mean of their likelihoods."""
     logits, held = 2 * torch.randn(60, 3), torch.rand(60) < 0.5
@@ -112,20 +88,6 @@ def test_masked_labels_read_known_labels(kind):
     right = (make(train | held).argmax(-1) == y)[rest].double().mean()
     none = (make(torch.zeros_like(train)).argmax(-1) == y)[rest].double().mean()
     assert right > max(0.8, none + 0.2)
-
-
-def test_gmnn_learns_from_its_neighbours(monkeypatch):
-    """It is accurate where features are noisy and neighbours share their label."""
-    hood, y = to_hood(nx.connected_caveman_graph(20, 6)), torch.arange(20).repeat_interleave(6) % 3
-    order = torch.randperm(120)
-    masks = {name: torch.zeros(120).bool() for name in ("train_mask", "val_mask")}
-    masks["train_mask"][order[:15]], masks["val_mask"][order[15:30]] = True, True
-    edges = torch.stack([hood.source, hood.target])
-    data = Data(x=F.one_hot(y, 3) + 1.5 * torch.randn(120, 3), edge_index=edges, y=y, **masks)
-    data.logits, data.backbone = torch.zeros(120, 3), "gcn"
-    monkeypatch.setattr(rivals, "network", lambda kind, width, size: GCN(width, 16, 2, size))
-    probs = rivals.gmnn(data, num_epochs=60)
-    assert (probs.argmax(-1) == y)[order[30:]].double().mean() > 0.8
 
 
 NUM_NODES, NUM_CLASSES = 7, 3

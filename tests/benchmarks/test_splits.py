@@ -6,26 +6,19 @@
 import pickle
 from functools import partial
 
-import networkx as nx
 import numpy as np
 import pytest
 import torch
-from graphs import house
 from sklearn.datasets import make_blobs
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN
-from torch_geometric.utils import index_to_mask
 
 import benchmarks.crowds.run as crowds
 import benchmarks.links.run as links
 from benchmarks.links.run import LinksSAGE
-from benchmarks.nodes import fits, spn
+from benchmarks.nodes import fits
 from benchmarks.on_top import data, rivals
-from benchmarks.tabular import run as tabular
 from benchmarks.tabular.run import KINDS, Table, log_probs
-from pyro_nmm import NeighborMixture
-from pyro_nmm.datasets import digits, link_split, random_split
-from pyro_nmm.datasets.nodes import inner_edges
+from pyro_nmm.datasets import link_split
 from pyro_nmm.sparse import identity
 
 
@@ -63,14 +56,6 @@ def test_no_new_label_recalibrates_itself():
     assert torch.equal(whole, known | new)
     left_out = torch.stack([(known | new) & ~given for given in folds])
     assert torch.equal(left_out.sum(0), new.long())
-
-
-def test_drawn_splits_are_like_the_published_ones():
-    y = torch.arange(10).repeat_interleave(40)
-    folds, test = data.drawn(y, seed=7)
-    assert [len(fold) for fold in folds] == [20, 20, 20]
-    assert all((y[fold].bincount(minlength=10) == 2).all() for fold in folds)
-    assert torch.equal(torch.cat([*folds, test]).sort().values, torch.arange(400))
 
 
 class Harmful:
@@ -153,55 +138,6 @@ def test_graphsage_does_not_see_what_it_is_asked(monkeypatch):
     assert asked | shown <= known
     assert len(shown) + 2 * len(asked) == len(known)
     assert not false & known
-
-
-def test_pairs_of_spn_are_those_of_other_methods():
-    graph = nx.convert_node_labels_to_integers(nx.grid_2d_graph(5, 5))
-    edges = torch.tensor(list(graph.to_directed().edges)).T
-    train, val, test = (index_to_mask(nodes, 25) for nodes in torch.randperm(25).split((8, 5, 12)))
-    board = Data(x=torch.randn(25, 2), edge_index=edges, y=torch.arange(25) % 2,
-                 train_mask=train, val_mask=val, test_mask=test)  # fmt: skip
-    model = spn.SPN(lambda width: GCN(2, 16, 2, width), board)
-    inner = model.edges[:, test[model.edges].all(0)]
-    assert torch.equal(inner.unique(dim=1), inner_edges(edges, test))
-
-
-def test_rules_of_prediction_do_not_read_test_labels(double):
-    """The joint rule finds the mode of five nodes with one known label."""
-    torch.manual_seed(3)
-    mix = NeighborMixture(house(), 0.3 * torch.rand(5, 3) + 0.05, torch.randn(house().num_edges))
-    known, y = torch.tensor([1, 0, 0, 0, 0]).bool(), torch.tensor([2, 0, 1, 1, 0])
-    found = []
-    for labels in (y, torch.full((5,), 2)):
-        torch.manual_seed(1)
-        found.append(fits.labellings(mix, Data(y=labels, train_mask=known, test_mask=~known), 0))
-    rules, again = found
-    assert all(torch.equal(rules[rule], again[rule]) for rule in rules)
-    assert list(rules) == ["one by one", "sequential", "joint"]
-    nodes, exact = torch.arange(1, 5), mix.condition(y, known)  # a sum over all choices
-    assert torch.equal(rules["joint"][nodes], exact.predict(nodes, method="joint"))
-    graph = Data(y=y, train_mask=known, test_mask=~known)
-    ours = fits.log_prob(mix, rules["joint"], graph, 0, repeats=8)
-    log_prob = exact.log_marginal(nodes, rules["joint"][nodes])
-    assert ours == pytest.approx(log_prob.item(), abs=0.08)
-
-
-def test_retrained_networks_have_not_seen_their_fold(monkeypatch):
-    split, seen = random_split(digits(), train=0.03, val=0.1, test=0.5, seed=0), []
-
-    def cross_entropy(logits, y):
-        seen.append(y)
-        return logits.sum()
-
-    monkeypatch.setattr(tabular.F, "cross_entropy", cross_entropy)
-    monkeypatch.setattr(tabular, "RETRAINED", 1)
-    parts, _, folds = tabular.retrained("mlp", split, 0)
-    known = split.train_mask | split.val_mask
-    assert parts.shape == (5, 1797, 10)
-    assert torch.equal(folds >= 0, known)
-    for fold, y in enumerate(seen[:5]):
-        assert torch.equal(y, split.y[known & (folds != fold)])
-    assert torch.equal(seen[5], split.y[known])
 
 
 def blobs(number, labelled, **options):

@@ -1,33 +1,13 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables and figures of stored rows: pages hold them, no row is hidden, and new names appear."""
-
-import json
-from contextlib import suppress
-from functools import cache
+"""Tables and figures of stored rows: pages hold them, and new names appear."""
 
 import pytest
-from stored import few, kind, stored
+from stored import stored
 
 from benchmarks import report
-from benchmarks.shared.tables import Paired
-
-#: Files that the tables of a room read. Rows of ``calibration`` are the room's on_top.
-FILES = {
-    report.nodes: ("nodes", "nodes_rivals", "repelling", "calibration"),
-    report.on_top: ("calibration",),
-    report.tabular: ("tabular",),
-    report.fields: ("fields", "fields_compared", "deviations"),
-    report.latent: ("hidden", "annotators"),
-    report.crowds: ("crowds",),
-    report.links: ("links", "deviations"),
-    report.images: ("images",),
-    report.scale: ("gradient_variance", "samples", "speed", "device", "large", "epochs",
-                   "tightness", "batches", "inference"),
-}  # fmt: skip
-#: Rows of another task, without which a table of the task cannot be made.
-NEEDED = {"cortex": "halves"}
+from benchmarks.shared.records import RESULTS
 
 
 def test_pages_hold_the_tables_of_the_stored_rows(capsys):
@@ -74,104 +54,29 @@ def test_a_page_shows_an_excerpt_and_links_the_whole_table():
     ] == ["p(c | d),m\n1,2\n"]
 
 
-class Watched(dict):
-    """Files by name, and the names of those that a table reads."""
-
-    read = frozenset()
-
-    def __getitem__(self, name):
-        self.read |= {name}
-        return super().__getitem__(name)
-
-
-@cache
-def read_by(make):
-    files = Watched({name: few(name)[:3] for names in FILES.values() for name in names})
-    text_of(make, files)
-    return files.read
-
-
-def parts(room, name):
-    """Rows of a file by their task, if tables of the room show them."""
-    tasks, own = {}, {report.fields: "fields", report.links: "links"}.get(room)
-    for row in few(name):
-        if name != "deviations" or row["task"] == own:
-            tasks.setdefault(row.get("task"), []).append(row)
-    return tasks
-
-
-def text_of(make, files):
-    with suppress(Exception):  # no row is left, or none of the table's task
-        return make(files)
-    return ""
-
-
-def samples(rows):
-    """Rows of some kinds, by kind: every value that names a row is in one of them."""
-    kinds, seen = {}, set()
-    for row in rows:
-        values = json.loads(kind(row)).items()
-        kinds.setdefault(kind(row), [])
-        if not seen.issuperset(values) or kinds[kind(row)]:
-            seen.update(values)
-            kinds[kind(row)].append(row)
-    return [rows for rows in kinds.values() if rows]
-
-
-#: Their tables need more than two rows of a kind. The pages, which hold all, are compared.
-WHOLE = {("links", "attention"), ("deviations", "links"), ("gradient_variance", None)}
-WHOLE |= {("epochs", None)}
-CASES = [
-    pytest.param(room, name, task, id=f"{name} {task}")
-    for room, names in FILES.items() for name in names for task in parts(room, name)
-    if (room, name) != (report.nodes, "calibration") and (name, task) not in WHOLE
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("room", "name", "task"), CASES)
-def test_every_row_is_shown(room, name, task, monkeypatch):
-    """Without the rows of a kind, a table differs."""
-    monkeypatch.setattr(Paired, "p", 1.0)  # for speed
-    every = parts(room, name)
-    kinds, more = samples(every[task]), every.get(NEEDED.get(task), [])
-    others = {other: few(other) for other in FILES[room]}
-
-    def files(*left_out):
-        rows = [row for part in kinds if part not in left_out for row in part]
-        return others | {name: rows + more}
-
-    makers = [make for make in room.TABLES if name in read_by(make)]
-    whole = {make: text for make in makers if "| ---" in (text := text_of(make, files()))}
-    assert whole
-    for part in kinds[:: 1 + len(kinds) // 8]:  # not all, for speed
-        assert any(text_of(make, files(part)) != text for make, text in whole.items()), part[0]
-
-
 @pytest.mark.parametrize(
-    ("room", "name", "task", "field"),
+    ("make", "name", "task", "field"),
     [
-        (report.nodes, "nodes", "pairs", "method"),
-        (report.on_top, "calibration", "splits", "method"),
-        (report.fields, "fields_compared", "plain", "method"),
-        (report.latent, "annotators", "simulated", "graph"),
-        (report.links, "links", "compare", "guide"),
-        (report.images, "images", "test", "method"),
-        (report.scale, "speed", "draw", "code"),
-        (report.scale, "gradient_variance", None, "estimator"),
+        (report.nodes.gains_in_short, "nodes", "pairs", "method"),
+        (report.on_top.edge_scores, "calibration", "edges", "method"),
+        (report.fields.large_rivals, "fields_compared", "plain", "method"),
+        (report.latent.cortex, "annotators", "cortex", "method"),
+        (report.links.link_rivals, "links", "compare", "guide"),
+        (report.images.denoising_validated, "images", "train", "method"),
+        (report.scale.draws, "speed", "draw", "code"),
+        (report.scale.gradient_variance, "gradient_variance", None, "estimator"),
     ],
 )
-def test_rows_under_new_names_appear(room, name, task, field):
+def test_rows_under_new_names_appear(make, name, task, field):
     """Nothing is looked up in a list of what is known."""
-    rows = parts(room, name)[task]
-    files = {other: few(other) for other in FILES[room]}
-    files[name] = [*rows[:40], rows[0] | {field: "another one"}]
-    assert any("another one" in text_of(make, files) for make in room.TABLES)
+    row = next(row for row in stored(name) if row.get("task") == task)
+    assert "another one" in make({name: [*stored(name), row | {field: "another one"}]})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", [room for room in FILES if hasattr(room, "FIGURES")])
+@pytest.mark.parametrize("room", [room for room in report.ROOMS if hasattr(room, "FIGURES")])
 def test_figures_are_drawn(room, tmp_path):
-    files = {name: stored(name) for name in FILES[room]}
+    files = {path.stem: stored(path.stem) for path in RESULTS.glob("*.jsonl")}
     for make in room.FIGURES.values():
         make(files).savefig(tmp_path / "figure.png")
         assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -5,6 +5,7 @@
 
 from functools import partial
 
+import device_queries as calls
 import networkx as nx
 import pyro
 import pytest
@@ -17,7 +18,7 @@ from pyro.infer import TraceGraph_ELBO
 from torch_geometric.data import Data
 from torch_geometric.utils import grid
 
-from benchmarks.scale import calls
+from benchmarks.scale.speed import captured
 from pyro_nmm import (
     EvidenceConditional,
     InnerProductGraph,
@@ -360,7 +361,7 @@ def test_what_a_graph_refuses(device, num_sweeps):
 @pytest.mark.gpu
 def test_a_captured_step_goes_on():
     pyro.enable_validation(False)
-    replay, grads = calls.captured(calls.queries("cuda")[CAPTURED]), []
+    replay, grads = captured(calls.queries("cuda")[CAPTURED]), []
     for _ in range(2):
         replay()
         parameters = [p.grad for _, p in pyro.get_param_store().named_parameters()]

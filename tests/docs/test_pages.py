@@ -81,3 +81,11 @@ def test_docs_link_to_what_is_there(path):
     for file, anchor in links(path):
         assert file.exists(), file
         assert not anchor or anchor in anchors(file.read_text()), f"{file.name}#{anchor}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS + RESULTS + TUTORIALS, ids=lambda path: path.name)
+def test_page_loads_nothing_from_another_host(path):
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    assert not re.findall(
+        r"!\[[^]]*\]\(\w+://|:img-top: \w+://|<(?:img|script)[^>]*src=.\w*:?//", text
+    )

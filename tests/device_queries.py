@@ -10,12 +10,12 @@ from statistics import median
 
 import pyro
 import torch
+from cost import Launches
 from networkx import barabasi_albert_graph
-from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 from torch_geometric.nn import GCN
 
-from benchmarks.shared.records import Records
+from benchmarks.scale.speed import step_without_value
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
 from pyro_nmm.guides import AmortizedNMM, Chains
 from pyro_nmm.models import NMMNetwork, StackedNMM
@@ -29,29 +29,6 @@ LOSSES = {
     "step of the bound": (TraceGraph_ELBO, "reward_to_go"),
     "step with chains": (Trace_ELBO, "chains"),
 }
-
-
-def step_without_value(
-    model: Callable, guide: Callable, num_chains: int, *given, **observed
-) -> None:
-    """Adds the gradients of ``Trace_ELBO``, but does not ask for its value, which is a wait."""
-    with pyro.plate("num_particles_vectorized", num_chains, dim=-1):
-        drawn = poutine.trace(guide).get_trace(*given, **observed)
-        replayed = poutine.trace(poutine.replay(model, trace=drawn))
-        (replayed.get_trace(*given, **observed).log_prob_sum() / -num_chains).backward()
-
-
-def captured(step: Callable[[], object]) -> Callable[[], None]:
-    """The step as a CUDA graph, after three steps that load libraries and start chains."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 def queries(at: str, num_sweeps: int = 1) -> dict[str, Callable[[], object]]:
@@ -100,8 +77,6 @@ def queries(at: str, num_sweeps: int = 1) -> dict[str, Callable[[], object]]:
 
 def counted(query: Callable[[], object]) -> tuple[int, int]:
     """Calls and waits."""
-    from cost import Launches  # of the tests
-
     with Launches() as found:
         query()
     return found.calls, found.waits
@@ -109,8 +84,6 @@ def counted(query: Callable[[], object]) -> tuple[int, int]:
 
 def fit_counts(fit: Callable[..., object]) -> Iterator[tuple[str, int, int]]:
     """Of a step of a fit, and of all else that it does."""
-    from cost import Launches
-
     marks = []
 
     def progress(steps: range) -> Iterator[int]:
@@ -138,15 +111,3 @@ def counts(at: str) -> Iterator[tuple[str, int, int]]:
         if any(word in name for word in WARM):
             query()
         yield name, *counted(query)
-
-
-def calls(args, results: Records) -> None:
-    """With ``PYTHONPATH=tests``."""
-    from simulated_device import register, simulated
-
-    if reason := register():
-        raise RuntimeError(reason)
-    with simulated() as device:
-        for name, number, waits in counts(device.type):
-            for key in results.missing(task="calls", query=name, code=args.code):
-                results.add(**key, calls=number, waits=waits)
