@@ -152,7 +152,10 @@ def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
     """Edges and the number of nodes of a graph that is no neighborhood."""
     edges, size = edges_of(graph, None if is_long(answers) else answers)
     if size is None:
-        size = int(edges.max()) + 1 if edges.numel() else 0
-        number = answers.shape[0] if hasattr(answers, "shape") else len(answers)
-        size = size if is_long(answers) else max(size, number)
+        size = top = int(edges.max()) + 1 if edges.numel() else 0
+        if not is_long(answers):  # nodes without edges have answers
+            size = answers.shape[0] if hasattr(answers, "shape") else len(answers)
+        if top > size:
+            must = f"answers must have a row for each node, got {size}"
+            raise ValueError(f"graph holds node id {top - 1}, but {must}")
     return edges, size
