@@ -17,14 +17,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_expected, check_integers, expect_all
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import check_same_order, in_label_order
-from pyro_nmm.models.annotators.answers import (
-    Answers,
-    Entries,
-    edges_and_size,
-    is_long,
-    known_labels,
-    read_answers,
-)
+from pyro_nmm.models.annotators.answers import Entries, edges_and_size, integers, read_answers
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.pool import Walk, pool_of
 from pyro_nmm.models.hidden import Values, fit_field, mixture_em
@@ -88,9 +81,8 @@ class Annotators:
         :param graph: a neighborhood of your choice; or PyG's ``Data``, an ``edge_index``, a sparse
             matrix of edges, or a NetworkX graph of row numbers or names in the index of
             ``answers``, whose sources are then nodes within two hops.
-        :param answers: ``(N, M)`` integers or text, -1, NaN or masked if missing: a tensor, an
-            array, or a data frame with a column for each annotator. With the columns ``task``,
-            ``worker`` and ``label`` it has a row for each answer, and node ids as tasks.
+        :param answers: ``(N, M)`` integers, -1, NaN or masked if missing: a tensor, an array, or a
+            data frame with a column for each annotator.
         :param Tensor edge_attr: features of the edges of a neighborhood, such as hops.
         :param known: ``(N,)`` true labels of some nodes, -1 or NaN elsewhere.
         :param pred_probs: ``(N, C)`` out-of-sample probabilities of a classifier of the nodes'
@@ -107,41 +99,33 @@ class Annotators:
             ends, num_nodes = edges_and_size(graph, answers)
             hood, edge_attr = hops(ends, num_nodes)
             walk = Walk.on_graph(ends, num_nodes)
-        data = read_answers(answers, hood)
-        self._check_range(data)
-        labels = data.labels if self.named else None
-        if not is_long(answers):
-            check_same_order("pred_probs", pred_probs, "answers", answers)
-            check_same_order("known", known, "answers", answers)
+        self._check_range(table := read_answers(answers, hood))
+        check_same_order("pred_probs", pred_probs, "answers", answers)
+        check_same_order("known", known, "answers", answers)
         if pred_probs is not None:
-            pred_probs = in_label_order("pred_probs", pred_probs, labels)
+            pred_probs = in_label_order("pred_probs", pred_probs)
             pred_probs = _probabilities(pred_probs, (hood.num_nodes, self.num_labels))
         if known is not None:
-            known = known_labels(known, labels, hood)
+            known = integers("known", known, (hood.num_nodes,), hood)
         options = {"num_starts": 1 if self.named else 5} | options
-        emission, table = self._with_silence(data.table)
+        emission, table = self._with_silence(table)
         field = fit_field(emission, hood, table, edge_attr, known, **options)
         with torch.no_grad():
             pool = pool_of(field, table, walk or Walk.on_field(field), pred_probs)
         priors = {name: prior.to(field.probs) for name, prior in pool.priors.items()}
-        probs = pool.probs.to(field.probs)
-        return Consensus(field, table, probs, priors, pool.powers, labels, data.annotators)
+        return Consensus(field, table, pool.probs.to(field.probs), priors, pool.powers)
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor | Entries:
         """Entries of the answers ``(N, M)``, or an error that names what is wrong."""
-        answers = read_answers(data.table() if isinstance(data, Entries) else data, hood)
-        self._check_range(answers)
-        return Entries.of(answers.table)
+        table = read_answers(data.table() if isinstance(data, Entries) else data, hood)
+        self._check_range(table)
+        return Entries.of(table)
 
-    def _check_range(self, answers: Answers) -> None:
-        """Refuse numbers out of range, and text that does not name every label."""
-        number, names, top = self._num_answers(answers.table), answers.labels, answers.table.max()
-        if names and (len(names) > number or (self.named and len(names) < number)):
-            got = f"got {len(names)}: {names[:8]}; pass num_labels={len(names)}"
-            raise ValueError(f"answers must name {number} labels, {got}")
+    def _check_range(self, table: Tensor) -> None:
+        number, top = self._num_answers(table), int(table.max())
         if top >= number:
             cure = "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
-            raise ValueError(f"answers must lie in 0..{number - 1}, got {int(top)}: {cure}")
+            raise ValueError(f"answers must lie in 0..{number - 1}, got {top}: {cure}")
 
     def start(self, data: Tensor | Entries, hood: Neighborhood) -> Values:
         """The majority vote if answers name labels, else a fit without the graph."""

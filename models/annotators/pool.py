@@ -20,8 +20,6 @@ from pyro_nmm.sparse import csr_of_entries
 # Chosen on development sets: small simulated crowds of other seeds than the page of results has,
 # CiteSeer, digits with other classifiers, and labels from an NMM. "Half" and "twice" are the mean
 # change of the NLL on 62 to 217 of these sets, and the change of the worst group of sets.
-#: Probability of a further step of a walk (.8: +.002, +.013; .95: +.004, +.015).
-DAMPING = 0.9
 #: Strength of the neighbours in a Potts model (half: +.011, +.066; twice: +.016, +.089). Without a
 #: walk the NLL is .05 higher, without a Potts model .08.
 STRENGTH = 2.5
@@ -35,9 +33,6 @@ SHARE = 0.8
 #: +.105, +.513). By one less they count for nothing: a graph without information has more than two
 #: in one of forty cases.
 INFORMED = 2.0
-#: Parts of the nodes whose answers are left out (5: +.009, +.039; 20: -.002, +.008, at twice the
-#: cost).
-PARTS = 10
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,8 @@ class Walk:
 
     there: Tensor  #: ``(N, N)`` or ``(N, M)`` shares of the neighbours or the sources of each node
     back: Tensor | None = None  #: ``(M, N)`` shares of the nodes of each source
-    damping: float = DAMPING
+    #: Probability of a further step (.8: +.002, +.013; .95: +.004, +.015).
+    damping: float = 0.9
 
     @classmethod
     def on_graph(cls, edge_index: Tensor, num_nodes: int) -> "Walk":
@@ -175,7 +171,8 @@ def pool_of(
     """Pool the answers ``(N, M)`` with the neighbours, and with predictions of a classifier."""
     emission: Any = field.emission
     entries = Entries.of(table)
-    part = torch.randperm(len(table), device=table.device) % PARTS
+    # Ten parts of the nodes whose answers are left out (5: +.009, +.039; 20: -.002, +.008).
+    part = torch.randperm(len(table), device=table.device) % 10
     allowed = allowed_labels(field.known, field.hood, field.probs.shape[1]).double()
     certain = (table >= 0).any(1) | allowed.isinf().any(1)
     simple = emission.alone(entries, allowed, field.values).double()
