@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.arguments import (
-    as_tensor,
-    check_integers,
-    check_positive,
-    expect,
-    expect_all,
-    expect_device,
-)
+from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_all, expect_device
 from pyro_nmm.fitting import Steps, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
@@ -39,7 +32,6 @@ class FieldRun:
     :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
         disagree.
     :param int num_draws: of each of ``num_chains`` chains of Gibbs sweeps, after the fit.
-    :param float lr: of the prior's parameters.
     :param progress: wraps the range of steps, for example ``tqdm``.
     """
 
@@ -47,13 +39,11 @@ class FieldRun:
     num_steps: int = 120
     num_chains: int = 4
     num_draws: int = 50
-    lr: float = 0.1
     progress: Callable[[range], Iterable[int]] = iter
 
     def __post_init__(self) -> None:
         names = "num_starts", "num_steps", "num_chains", "num_draws"
         check_integers(1, **{name: getattr(self, name) for name in names})
-        check_positive(lr=self.lr)
 
 
 @with_options
@@ -97,7 +87,7 @@ def fit_field(
 
 
 @torch.no_grad()
-def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor:
+def leave_one_out(field: HiddenField, data: Any) -> Tensor:
     r"""``(N,)``: :math:`\log p(w_i \mid w_{-i})` in nats, each observation predicted from all
     others, at the fitted parameters of the prior. Its mean compares sources and emissions on the
     same data.
@@ -122,9 +112,8 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
 
     :param data: the data of the fit. At nodes of known labels, the value is of the observation
         and the label.
-    :param int num_sweeps: of every chain, each at the cost of a sweep of :func:`fit_field`.
+    :return: Cost: 20 sweeps of every chain, each as in :func:`fit_field`.
     """
-    check_integers(1, num_sweeps=num_sweeps)
     if not isinstance(field, HiddenField):
         raise ValueError(f"field must be a HiddenField, got {type(field)}")
     draw, size = field.chains.draw, len(field.chains.draw.labels)
@@ -133,7 +122,7 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
     # Every chain draws its own parameters, because the fitted ones have seen w_i too.
     last = {name: value[-size:] for name, value in field.draws.items()}
     values = [{name: value[chain] for name, value in last.items()} for chain in range(size)]
-    for _ in range(num_sweeps):
+    for _ in range(20):
         values, terms, swept = chains.gibbs(prior, values, draw, 1)
         draw = swept.draw
         logs.append(left_out(field.hood, terms, draw))
@@ -189,10 +178,7 @@ class FieldChains:
 
     def terms(self, prior: FieldPrior, values: Values) -> Entries:
         """Entries of the same parameters in all chains."""
-        terms = evidence_entries(*self.prior_terms(prior), self.evidence(values)[None])
-        if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():  # NaN would break the sweep
-            raise ValueError("concentrations of prior are no longer finite: lower lr")
-        return terms
+        return evidence_entries(*self.prior_terms(prior), self.evidence(values)[None])
 
     def first(self, terms: Entries) -> Draw:
         """Labels and choices to begin with."""
@@ -269,8 +255,8 @@ def _fit(chains: FieldChains, turn: int, options: FieldRun) -> State:
 
     # Kappa has the longest way: its logarithm may end five below where it starts.
     groups = [
-        {"params": [prior.log_kappa], "lr": 3 * options.lr},
-        {"params": [prior.share_scores, prior.scaled_weight], "lr": options.lr},
+        {"params": [prior.log_kappa], "lr": 0.3},
+        {"params": [prior.share_scores, prior.scaled_weight], "lr": 0.1},
     ]
     loop = Steps(options.num_steps, progress=options.progress)
     loop.train(prior, torch.optim.Adam(groups), backward, lambda step: max(gain(step), 0.1))

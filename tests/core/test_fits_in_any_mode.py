@@ -143,7 +143,7 @@ def hidden(there):
     data, hood, attr = there(*graph(), torch.randn(36, 1))
     yield
     field = fit_field(NormalEmission(2), hood, data.x, attr, **FEW)
-    yield [field.probs, leave_one_out(field, data.x, 2), *numbers(field.prior)]
+    yield [field.probs, leave_one_out(field, data.x), *numbers(field.prior)]
 
 
 def independent(there):

@@ -42,8 +42,6 @@ REFUSED = {
     "hood must be a Neighborhood, got.*edge_index, num_nodes": {"hood": torch.tensor([[0], [1]])},
     "hood must be a Neighborhood, got.*return a pair": {"hood": (0, 1)},
     **{name: {name: 0} for name in ("num_starts", "num_steps", "num_draws", "num_chains")},
-    "lr must be positive": {"lr": -1.0},
-    r"no longer finite: lower lr": {"lr": 1e6, "num_steps": 20},
     r"known must hold labels, .* torch.where\(mask, y, -1\)": {"known": torch.ones(5).bool()},
     r"edge_attr must hold numbers of shape \(8,\)": {"edge_attr": torch.zeros(7)},
     "edge_attr must be finite": {"edge_attr": torch.full((8,), torch.inf)},
