@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Annotators who answer about latent labels, and annotators who copy: emissions, and their fit."""
+"""Annotators who answer about latent labels: their emission, and its fit."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -54,8 +54,8 @@ class Annotators:
     :param int num_answers: ``K``; default ``num_labels``, or the largest answer plus one if answers
         name no labels.
     :param bool aligned: whether answer ``k`` names label ``k``; false for clusterings. With types
-        answers never name labels. The prior of a row of a confusion matrix counts for one answer,
-        half of it right, or it is Jeffreys' prior if answers name no labels.
+        answers never name labels. The prior of a confusion matrix is then Jeffreys', else each row
+        of it counts for one answer, half of it right.
     """
 
     num_labels: int
@@ -99,12 +99,16 @@ class Annotators:
             ends, num_nodes = edges_and_size(graph, answers)
             hood, edge_attr = hops(ends, num_nodes)
             walk = Walk.on_graph(ends, num_nodes)
-        self._check_range(table := read_answers(answers, hood))
+        table = Entries.of(self.check(hood, answers)).table()
         check_same_order("pred_probs", pred_probs, "answers", answers)
         check_same_order("known", known, "answers", answers)
         if pred_probs is not None:
             pred_probs = in_label_order("pred_probs", pred_probs)
-            pred_probs = _probabilities(pred_probs, (hood.num_nodes, self.num_labels))
+            shape = hood.num_nodes, self.num_labels
+            pred_probs = as_expected("pred_probs", pred_probs, shape, kind="float", like=hood)
+            total = pred_probs.double().sum(1)
+            expect_all("pred_probs", pred_probs, pred_probs >= 0, "be probabilities")
+            expect_all("pred_probs", total, (total - 1).abs() < 1e-3, "have rows that sum to one")
         if known is not None:
             known = integers("known", known, (hood.num_nodes,), hood)
         options = {"num_starts": 1 if self.named else 5} | options
@@ -118,14 +122,11 @@ class Annotators:
     def check(self, hood: Neighborhood, data: Any) -> Tensor | Entries:
         """Entries of the answers ``(N, M)``, or an error that names what is wrong."""
         table = read_answers(data.table() if isinstance(data, Entries) else data, hood)
-        self._check_range(table)
-        return Entries.of(table)
-
-    def _check_range(self, table: Tensor) -> None:
         number, top = self._num_answers(table), int(table.max())
         if top >= number:
-            cure = "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
+            cure = "number from 0, or raise num_labels or num_answers"
             raise ValueError(f"answers must lie in 0..{number - 1}, got {top}: {cure}")
+        return Entries.of(table)
 
     def start(self, data: Tensor | Entries, hood: Neighborhood) -> Values:
         """The majority vote if answers name labels, else a fit without the graph."""
@@ -296,14 +297,6 @@ def _towards(mean: Tensor, counts: Tensor) -> Tensor:
     rows = [DirichletMultinomial(strength * mean, validate_args=False) for strength in strengths]
     logits = torch.stack([row.log_prob(counts).sum() for row in rows])
     return shares(counts + logits.softmax(0) @ strengths * mean)
-
-
-def _probabilities(pred_probs: Any, shape: tuple[int, int]) -> Tensor:
-    probs = as_expected("pred_probs", pred_probs, shape, kind="float")
-    expect_all("pred_probs", probs, probs >= 0, "be probabilities")
-    total = probs.double().sum(1)
-    expect_all("pred_probs", total, (total - 1).abs() < 1e-3, "have rows that sum to one")
-    return probs
 
 
 def shares(counts: Tensor) -> Tensor:
