@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborChoice, NeighborMixture
-from pyro_nmm.arguments import as_tensor, check_integers, check_mask, check_plain
+from pyro_nmm.arguments import as_shape, as_tensor, check_integers, check_mask, check_plain
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.models.random_fields.elimination import greedy_colors
 from pyro_nmm.models.random_fields.pairwise import (
@@ -198,6 +198,10 @@ class MarginalField(GraphDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Exact; refuses wide graphs."""
         return self.log_potential(value) - self.log_normalizer()
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Exact and independent samples; refuses wide graphs."""
+        return self.field.sample(as_shape(sample_shape) + self.batch_shape)[..., self.nodes]
 
 
 RandomField = PairwiseMRF | MarginalField

@@ -101,25 +101,6 @@ def test_em_and_svi_agree(name):
         assert max(right, 1 - right) > 0.9
 
 
-def test_labels_are_averaged_over_the_second_half_of_the_steps():
-    """Means of the shares of visits in steps 4 to 7 of 8: of two sweeps, so multiples of 1/2."""
-    means = []
-
-    class Recorded(NormalEmission):
-        def maximise(self, data, probs, values):
-            means.append(probs)
-            return super().maximise(data, probs, values)
-
-    hood, data = sources.grid(8, 8, stride=2), torch.randn(64, 1)
-    options = {"num_starts": 1, "num_steps": 8, "num_chains": 1, "num_draws": 1}
-    fit_field(Recorded(2), hood, data, **options)
-    means = means[-4:]  # the fit without a graph comes first
-    for number in range(1, 4):
-        visits = 2 * ((number + 1) * means[number] - number * means[number - 1])
-        torch.testing.assert_close(visits, visits.round())
-        assert 0 <= visits.min().round() < visits.max().round() <= 2
-
-
 def squares(side, radius, spacing):
     """Places on a square, sources, and squared distances to them."""
     xy = torch.cartesian_prod(torch.arange(side), torch.arange(side))
