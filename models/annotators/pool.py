@@ -198,8 +198,8 @@ def pool_of(
         else:  # none can be left out: of the walk, others, and the answers
             powers = logs.new_tensor([1.0, *[ALONE] * len(gates)])
         top = max(gates)
-        near, own = powers[:-1] * powers.new_tensor(gates), top * powers[-1:] + 1 - top
-        powers = torch.cat([own.new_tensor([1 - top]), near, own])
+        gated, own = powers[:-1] * powers.new_tensor(gates), top * powers[-1:] + 1 - top
+        powers = torch.cat([own.new_tensor([1 - top]), gated, own])
         if field.known is not None:
             # Answers cannot show a label that none names, nor can it show what they count for.
             shown = torch.isin(field.known, entries.answer) if emission.named else field.known >= 0

@@ -132,7 +132,7 @@ def hidden_field(
     of_labels = evidence.expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
     # A factor for each node, from which guides compute the evidence of labels.
     pyro.sample("data", Unit(of_labels).to_event(1), obs=of_labels.new_empty(*y.shape, 0))
-    log_prior = prior.log_prior() if hasattr(prior, "log_prior") else 0.0
+    log_prior = getattr(prior, "log_prior", lambda: 0.0)()
     pyro.factor("prior", log_prior + emission.log_prior(values, data))
     return y
 
