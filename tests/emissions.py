@@ -9,25 +9,30 @@ import pyro
 import torch
 from graphs import shared_sources
 
-from pyro_nmm.models import Annotators, NormalEmission, PoissonEmission
+from pyro_nmm.models import Annotators, FieldPrior, NormalEmission
 from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.hidden.em import FieldChains, State
 from pyro_nmm.ops.gibbs import sweeps
 
 ANSWERS = torch.tensor([[0, 0, 1], [1, 0, -1], [-1, -1, -1], [1, 1, 1], [0, 1, 1]])
-COUNTS = torch.tensor([[0, 3], [4, -1], [-1, -1], [7, 0], [1, 1]])
 FEATURES = torch.tensor(
     [[0.0, 1.0], [2.0, math.nan], [math.nan, math.nan], [3.0, -1.0], [0.5, 0.0]],
     dtype=torch.double,
 )
 EMISSIONS = {
     "answers": (Annotators(2), ANSWERS),
-    "clusterings": (Annotators(2, aligned=False, strength=2.0), ANSWERS),
+    "clusterings": (Annotators(2, aligned=False), ANSWERS),
     "more answers": (Annotators(2, num_answers=3), ANSWERS),
     "types": (Annotators(2, num_types=3), ANSWERS),
     "features": (NormalEmission(2), FEATURES),
-    "counts": (PoissonEmission(2, strength=2.0), COUNTS),
 }
+
+
+def field_prior(kappa=0.7):
+    """Of two labels, at a concentration that is no start of a fit."""
+    prior = FieldPrior(2)
+    prior.log_kappa.data.fill_(math.log(kappa))
+    return prior
 
 
 def emission_case(name, graph=shared_sources):

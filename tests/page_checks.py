@@ -120,8 +120,8 @@ def annotators(found, printed):
     shared = [float(value) for value in re.findall(r"labels: (\S+) shared", printed)]
     assert shared[1] == max(shared)
     assert found["table"].tolist() == [[2, 1], [-1, -1]]
-    rates = found["poisson"].values["rate"][:, 0].sort().values
-    torch.testing.assert_close(rates, torch.tensor([1.0, 3.0, 6.0]).to(rates), rtol=0.2, atol=0)
+    means = found["normal"].values["mean"][:, 0].sort().values
+    torch.testing.assert_close(means, torch.tensor([0.0, 1.0, 2.0]).to(means), rtol=0, atol=0.3)
     assert found["quality"].mean.argmax() < 2
 
 

@@ -1,21 +1,19 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Read answers of annotators from tables and data frames, and list those that are there."""
+"""Read answers of annotators from tables, and list those that are there."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_nmm.arguments import as_tensor, check_order, expect_device
+from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import as_expected, check_order, expect, expect_all
 from pyro_nmm.edges import edges_of
-from pyro_nmm.labels import as_array, check_names, is_missing
-
-#: Columns of a data frame with a row for every answer, as crowd-kit has it.
-LONG = {"task", "worker", "label"}
+from pyro_nmm.labels import as_array, is_missing
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,143 +70,45 @@ class Entries:
         return log.new_zeros(self.shape[0], log.shape[1]).index_add(0, self.node, rows)
 
 
-class Answers(NamedTuple):
-    """Answers ``(N, M)``, -1 if missing, and names of labels and annotators, if given."""
-
-    table: Tensor
-    labels: list[str] | None = None
-    annotators: list | None = None
-
-
-def read_answers(data: Any, num_nodes: int, device: torch.device) -> Answers:
-    """Answers of a tensor, an array or a data frame, wide or long; text labels are sorted."""
-    if hasattr(data, "tocsr") or getattr(data, "layout", torch.strided) != torch.strided:
-        cure = f"pass a dense one with -1 for missing ones, or a data frame with {sorted(LONG)}"
-        raise ValueError(f"answers is a sparse matrix, in which label 0 may be missing: {cure}")
-    annotators, categories, labels = None, set(), None
-    if hasattr(data, "columns"):
-        kinds = [data["label"].dtype] if is_long(data) else data.dtypes
-        categories = {str(name) for kind in kinds for name in getattr(kind, "categories", ())}
-        data = _wide(data, num_nodes) if is_long(data) else data
-        annotators = list(data.columns)
-    array = _array("answers", data)
-    if _is_text(array):
-        names = {str(name) for name in array.flat if not _is_no_name(name)}
-        labels = sorted(names | categories)
-        array = _numbered("answers", array, labels)
-    must = f"answers must be integers or text of shape ({num_nodes}, M), -1 or NaN if missing"
-    table = _integers("answers", array, (num_nodes, "M"), device, must)
-    silent = (table == -1).all(0).nonzero()[:, 0].tolist()
-    if table.numel() and len(silent) == table.shape[1]:
-        raise ValueError("answers holds no answer: all are -1 or NaN")
-    if silent:
-        name = silent[0] if annotators is None else annotators[silent[0]]
-        raise ValueError(f"answers has none of annotator {name}: leave that column out")
-    return Answers(table, labels, annotators)
-
-
-def known_labels(
-    known: Any, num_nodes: int, labels: list[str] | int, device: torch.device
-) -> Tensor:
-    """``(N,)`` true labels, -1 where unknown, of numbers with NaN, or of names."""
-    array = _array("known", known)
-    named = isinstance(labels, list) and _is_text(array)
-    must = f"known must hold integer labels of shape ({num_nodes},), -1 or NaN where unknown"
-    entries = _numbered("known", array, labels) if named else array
-    numbers = _integers("known", entries, (num_nodes,), device, must)
-    if isinstance(labels, list) and not named and (numbers >= 0).any():
-        raise ValueError(f"known must name labels as answers do, {labels}, got {array.dtype}")
-    number = labels if isinstance(labels, int) else len(labels)
-    if (wrong := (numbers < -1) | (numbers >= number)).any():
-        raise ValueError(f"{must} and below {number} elsewhere, got {numbers[wrong][0].item()}")
-    return numbers
-
-
-def is_long(data: Any) -> bool:
-    """Whether a data frame has a row for each answer."""
-    return set(getattr(data, "columns", ())) >= LONG
-
-
-def long_form(data: Any) -> str:
-    """What an error adds about a data frame, which may be meant to have a row for each answer."""
-    if not hasattr(data, "columns") or is_long(data):
-        return ""
-    columns = list(data.columns)[:8]
-    return f"; a row for each answer needs the columns task, worker, label, got {columns}"
-
-
-def _wide(data: Any, num_nodes: int) -> Any:
-    wrong = ~data["task"].isin(range(num_nodes))
-    if wrong.any():
-        task = data["task"][wrong].iloc[0]
-        cure = "map ids to nodes; Data(edge_index=..., num_nodes=N) counts nodes without edges"
-        must = f"answers must have node ids 0..{num_nodes - 1} as tasks"
-        raise ValueError(f"{must}, got {task} ({type(task).__name__}): {cure}")
-    twice = data.duplicated(["task", "worker"])
-    if twice.any():
-        task, worker = data[["task", "worker"]][twice].iloc[0]
-        raise ValueError(f"answers holds two labels of worker {worker} for task {task}")
-    return data.pivot(index="task", columns="worker", values="label").reindex(range(num_nodes))
-
-
-def _array(name: str, data: Any) -> Any:
-    """A data frame as an array, and an array of numbers and None as floats."""
+def integers(name: str, data: Any, shape: tuple, hood: Neighborhood) -> Tensor:
+    """Integers of a tensor, an array, a list or a data frame, -1 where they are missing."""
     check_order(name, data)
     array = as_array(name, data.to_numpy() if hasattr(data, "to_numpy") else data)
-    if _is_text(array):
-        plain = [None if _is_no_name(entry) else entry for entry in array.flat]
-        check_names(name, [entry for entry in plain if entry is not None])
-        if not any(isinstance(entry, str) for entry in plain):
-            return np.array(plain, dtype=float).reshape(array.shape)
-    return array
+    if isinstance(array, np.ndarray) and array.dtype.kind == "O":
+        entries = [np.nan if is_missing(entry) else entry for entry in array.flat]
+        array = np.array(entries).reshape(array.shape)
+    if isinstance(array, np.ndarray) and array.dtype.kind == "U":
+        cure = "pandas.factorize, or numpy.unique(..., return_inverse=True), makes integers of it"
+        raise ValueError(f"{name} must hold integers, -1 or NaN if missing, got text: {cure}")
+    if hasattr(array, "tocsr") or getattr(array, "layout", torch.strided) != torch.strided:
+        raise ValueError(f"{name} must be dense, with -1 for missing ones: label 0 is no gap")
+    table = as_expected(name, array, shape, like=hood, note="-1 or NaN if missing")
+    if table.is_floating_point():
+        table = table.masked_fill(table.isnan(), -1)
+        expect_all(name, table, table == table.long(), "hold integers, -1 or NaN if missing")
+        table = table.long()
+    return expect(name, table, kind="labels").long()
 
 
-def _is_text(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and array.dtype.kind in "OUT"
-
-
-def _is_no_name(answer: Any) -> bool:
-    """Arrays of text have no -1 but its text."""
-    return answer in ("-1", "") if isinstance(answer, str) else is_missing(answer)
-
-
-def _numbered(name: str, text: np.ndarray, labels: Any) -> np.ndarray:
-    """Places of names among the labels, -1 for missing ones."""
-    place: dict = {label: number for number, label in enumerate(labels)} | {None: -1}
-    names = [None if _is_no_name(entry) else str(entry) for entry in text.flat]
-    if strange := [entry for entry in names if entry not in place]:
-        missing = f"holds {strange[0]!r}, which no annotator answers"
-        raise ValueError(f"{name} {missing}: labels {labels}")
-    return np.array([place[entry] for entry in names]).reshape(text.shape)
-
-
-def _integers(name: str, data: Any, shape: tuple, device: torch.device, must: str) -> Tensor:
-    """A tensor or an array of numbers as ``torch.long``, in which NaN is -1."""
-    if isinstance(data, np.ndarray) and data.dtype.kind in "iuf":
-        data = as_tensor(name, data, device)
-    if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_complex():
-        kind = data.dtype if isinstance(data, Tensor | np.ndarray) else type(data)
-        raise ValueError(f"{must}, got {kind}")
-    if data.shape[:1] != shape[:1] or data.dim() != len(shape):
-        raise ValueError(f"{must}, got {tuple(data.shape)}")
-    expect_device(name, data, device)
-    if data.is_floating_point():
-        data = data.masked_fill(data.isnan(), -1)
-        if (part := (data != data.round()) | data.isinf()).any():
-            raise ValueError(f"{must}, got {data[part][0].item()}")
-    return data.long()
+def read_answers(data: Any, hood: Neighborhood) -> Tensor:
+    """``(N, M)`` answers, -1 if missing, some of every annotator."""
+    table = integers("answers", data, (hood.num_nodes, "M"), hood)
+    silent = (table == -1).all(0)
+    if silent.all():
+        raise ValueError(f"answers of shape {tuple(table.shape)} hold none: all are -1 or NaN")
+    if silent.any():
+        place = int(silent.nonzero()[0])
+        raise ValueError(f"answers hold none of annotator {place}: leave that column out")
+    return table
 
 
 def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
     """Edges and the number of nodes of a graph that is no neighborhood."""
-    edges, size = edges_of(graph, None if is_long(answers) else answers)
-    if size is not None:
-        return edges, size
-    top = int(edges.max()) if edges.numel() else -1
-    if is_long(answers):
-        return edges, top + 1
-    number = answers.shape[0] if hasattr(answers, "shape") else len(answers)
-    if top >= number:  # nodes without edges have answers
-        must = f"answers must have a row for each node, got {number}: -1 or NaN is no answer"
-        raise ValueError(f"edge_index holds node id {top}, but {must}{long_form(answers)}")
-    return edges, number
+    edges, size = edges_of(graph, answers)
+    if size is None:
+        size = answers.shape[0] if hasattr(answers, "shape") else len(answers)
+        top = int(edges.max()) if edges.numel() else -1
+        if top >= size:  # nodes without edges have answers
+            must = f"answers must have a row for each node, got {size}"
+            raise ValueError(f"graph holds node id {top}, but {must}: -1 or NaN is no answer")
+    return edges, size

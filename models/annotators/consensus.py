@@ -6,7 +6,6 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,11 +38,11 @@ class Consensus:
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
     >>> edge_index, places = grid(20, 20)
-    >>> truth = np.where(places[:, 0] >= 10, "cat", "dog")
-    >>> guesses = np.where(np.random.default_rng(0).random((400, 3)) < 0.3, "cat", truth[:, None])
-    >>> consensus = Annotators(num_labels=2).fit(edge_index, guesses)
-    >>> consensus.predict()[:2], consensus.labels
-    (array(['dog', 'dog'], dtype='<U3'), ['cat', 'dog'])
+    >>> truth = (places[:, 0] < 10).long()
+    >>> answers = truth[:, None] & (torch.rand(400, 3) < 0.7).long()  # 0 by mistake
+    >>> consensus = Annotators(num_labels=2).fit(edge_index, answers)
+    >>> consensus.predict()[:2]
+    tensor([1, 1])
 
     :ivar HiddenField field: the fitted model, with its joint samples and parameters.
     :ivar Tensor answers: ``(N, M)``, -1 for missing ones, and ``C`` for the silence of annotators
@@ -52,8 +51,6 @@ class Consensus:
     :ivar dict priors: ``(N, C)`` label distributions :math:`\nu_q`: "shares", "walk", "potts",
         and "classifier" given ``pred_probs``.
     :ivar dict powers: :math:`b_q` under the same names, and :math:`w`, "answers".
-    :ivar list labels: names of labels, if answers are text that names them.
-    :ivar list annotators: names of annotators, if answers are a data frame.
     """
 
     field: HiddenField
@@ -61,18 +58,10 @@ class Consensus:
     probs: Tensor
     priors: dict[str, Tensor]
     powers: dict[str, float]
-    labels: list[str] | None = None
-    annotators: list | None = None
 
-    def predict(self) -> Any:
-        """``(N,)``: every node's most probable label, an array of names if answers are text that
-        names labels."""
-        numbers = self.probs.argmax(-1)
-        return numbers if self.labels is None else np.array(self.labels)[numbers.cpu().numpy()]
-
-    def predict_proba(self) -> Tensor:
-        """:attr:`probs`, under the name of scikit-learn."""
-        return self.probs
+    def predict(self) -> Tensor:
+        """``(N,)``: every node's most probable label."""
+        return self.probs.argmax(-1)
 
     def entropy(self) -> Tensor:
         """``(N,)``: of every node's label, in nats."""

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Annotators who answer about latent labels, and annotators who copy: emissions, and their fit."""
+"""Annotators who answer about latent labels: their emission, and its fit."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,18 +14,10 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.arguments import as_tensor, check_integers, check_positive, expect, expect_all
+from pyro_nmm.arguments import as_expected, check_integers, expect_all
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import check_same_order, in_label_order
-from pyro_nmm.models.annotators.answers import (
-    Answers,
-    Entries,
-    edges_and_size,
-    is_long,
-    known_labels,
-    long_form,
-    read_answers,
-)
+from pyro_nmm.models.annotators.answers import Entries, edges_and_size, integers, read_answers
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.pool import Walk, pool_of
 from pyro_nmm.models.hidden import Values, fit_field, mixture_em
@@ -62,17 +54,14 @@ class Annotators:
     :param int num_answers: ``K``; default ``num_labels``, or the largest answer plus one if answers
         name no labels.
     :param bool aligned: whether answer ``k`` names label ``k``; false for clusterings. With types
-        answers never name labels.
-    :param float strength: weight of the prior of a row of a confusion matrix, in answers. Default
-        one answer, half of it right, and in the pool learned; Jeffreys' prior if answers name no
-        labels.
+        answers never name labels. The prior of a confusion matrix is then Jeffreys', else each row
+        of it counts for one answer, half of it right.
     """
 
     num_labels: int
     num_answers: int | None = None
     num_types: int | None = None
     aligned: bool = True
-    strength: float | None = None
     support: ClassVar = {
         "confusion": constraints.independent(constraints.simplex, 2),
         "types": constraints.independent(constraints.simplex, 1),
@@ -81,8 +70,6 @@ class Annotators:
     def __post_init__(self) -> None:
         numbers = {name: getattr(self, name) for name in ("num_labels", "num_types", "num_answers")}
         check_integers(2, **{name: value for name, value in numbers.items() if value is not None})
-        if self.strength is not None:
-            check_positive(strength=self.strength)
 
     @with_gradients
     def fit(
@@ -94,9 +81,8 @@ class Annotators:
         :param graph: a neighborhood of your choice; or PyG's ``Data``, an ``edge_index``, a sparse
             matrix of edges, or a NetworkX graph of row numbers or names in the index of
             ``answers``, whose sources are then nodes within two hops.
-        :param answers: ``(N, M)`` integers or text, -1, NaN or masked if missing: a tensor, an
-            array, or a data frame with a column for each annotator. With the columns ``task``,
-            ``worker`` and ``label`` it has a row for each answer, and node ids as tasks.
+        :param answers: ``(N, M)`` integers, -1, NaN or masked if missing: a tensor, an array, or a
+            data frame with a column for each annotator.
         :param Tensor edge_attr: features of the edges of a neighborhood, such as hops.
         :param known: ``(N,)`` true labels of some nodes, -1 or NaN elsewhere.
         :param pred_probs: ``(N, C)`` out-of-sample probabilities of a classifier of the nodes'
@@ -111,62 +97,36 @@ class Annotators:
             if edge_attr is not None:
                 raise ValueError("edge_attr belongs to a Neighborhood: pass one as graph")
             ends, num_nodes = edges_and_size(graph, answers)
-            hood, distance = hops(ends, num_nodes)
-            edge_attr = distance if options.get("prior") is None else None
+            hood, edge_attr = hops(ends, num_nodes)
             walk = Walk.on_graph(ends, num_nodes)
-        data = self._read(answers, hood)
-        labels = data.labels if self.named else None
-        if not is_long(answers):
-            check_same_order("pred_probs", pred_probs, "answers", answers)
-            check_same_order("known", known, "answers", answers)
+        table = Entries.of(self.check(hood, answers)).table()
+        check_same_order("pred_probs", pred_probs, "answers", answers)
+        check_same_order("known", known, "answers", answers)
         if pred_probs is not None:
-            pred_probs = in_label_order("pred_probs", pred_probs, labels)
-            pred_probs = _probabilities(pred_probs, (hood.num_nodes, self.num_labels))
+            pred_probs = in_label_order("pred_probs", pred_probs)
+            shape = hood.num_nodes, self.num_labels
+            pred_probs = as_expected("pred_probs", pred_probs, shape, kind="float", like=hood)
+            total = pred_probs.double().sum(1)
+            expect_all("pred_probs", pred_probs, pred_probs >= 0, "be probabilities")
+            expect_all("pred_probs", total, (total - 1).abs() < 1e-3, "have rows that sum to one")
         if known is not None:
-            known = known_labels(known, hood.num_nodes, labels or self.num_labels, hood.device)
+            known = integers("known", known, (hood.num_nodes,), hood)
         options = {"num_starts": 1 if self.named else 5} | options
-        emission, table = self._with_silence(data.table)
+        emission, table = self._with_silence(table)
         field = fit_field(emission, hood, table, edge_attr, known, **options)
         with torch.no_grad():
             pool = pool_of(field, table, walk or Walk.on_field(field), pred_probs)
         priors = {name: prior.to(field.probs) for name, prior in pool.priors.items()}
-        probs = pool.probs.to(field.probs)
-        return Consensus(field, table, probs, priors, pool.powers, labels, data.annotators)
-
-    def fit_predict(self, graph: Neighborhood | Data | Tensor, answers: Any, **options) -> Any:
-        """Labels ``(N,)``: :meth:`Consensus.predict` of a :meth:`fit`."""
-        return self.fit(graph, answers, **options).predict()
+        return Consensus(field, table, pool.probs.to(field.probs), priors, pool.powers)
 
     def check(self, hood: Neighborhood, data: Any) -> Tensor | Entries:
         """Entries of the answers ``(N, M)``, or an error that names what is wrong."""
-        table = data.table() if isinstance(data, Entries) else data
-        return Entries.of(self._read(table, hood).table)
-
-    def _read(self, data: Any, hood: Neighborhood) -> Answers:
-        """Answers, of which no name and no number is out of range."""
-        try:
-            answers = read_answers(data, hood.num_nodes, hood.device)
-            self._check_range(*answers[:2])
-        except ValueError as error:
-            raise ValueError(f"{error}{long_form(data)}") from None
-        return answers
-
-    def _check_range(self, table: Tensor, labels: list[str] | None) -> None:
-        if not table.numel():
-            raise ValueError(f"answers is empty, of shape {tuple(table.shape)}")
-        number, low, top = self._num_answers(table), int(table.min()), int(table.max())
-        if labels:
-            got = f"got {len(labels)}: {labels[:8]}{' ...' * (len(labels) > 8)}"
-            if len(labels) > number:
-                raise ValueError(f"answers must name at most {number} labels (num_labels), {got}")
-            if self.named and len(labels) < number:
-                cure = f"pass num_labels={len(labels)}, or pandas categories that name all"
-                raise ValueError(f"answers must name {number} labels, {got}; {cure}")
-        if low < -1 or top >= number:
-            must = f"lie in 0..{number - 1}, or be -1 for a missing one"
-            cure = "see num_answers" if self.num_answers else "number from 0, or raise num_labels"
-            wrong = low if low < -1 else top
-            raise ValueError(f"answers holds {wrong}, but must {must}: {cure}")
+        table = read_answers(data.table() if isinstance(data, Entries) else data, hood)
+        number, top = self._num_answers(table), int(table.max())
+        if top >= number:
+            cure = "number from 0, or raise num_labels or num_answers"
+            raise ValueError(f"answers must lie in 0..{number - 1}, got {top}: {cure}")
+        return Entries.of(table)
 
     def start(self, data: Tensor | Entries, hood: Neighborhood) -> Values:
         """The majority vote if answers name labels, else a fit without the graph."""
@@ -174,7 +134,7 @@ class Annotators:
             return self.maximise(data, self._votes(Entries.of(data)), {})
         if self.num_types is None:
             return mixture_em(self, data, self._seeds(data))[0]
-        plain = Annotators(self.num_types, self._num_answers(data), None, False, self.strength)
+        plain = Annotators(self.num_types, self._num_answers(data), aligned=False)
         values, probs = mixture_em(plain, data, plain._seeds(data))
         # A mixture of the counts of types at the sources, of each node in equal shares.
         share = (probs * (1 / hood.ptr.diff().to(probs))[:, None]).index_select(0, hood.row)
@@ -240,46 +200,38 @@ class Annotators:
 
         with the mean of :math:`s`. An annotator of few answers has nearly :math:`\pi`, the matrix
         of all annotators together. It comes from :math:`\sum_m n_m` in the same way, and has the
-        prior's shape if all answers are few. Given a ``strength``, the prior is fixed.
+        prior's shape if all answers are few.
         """
         prior = self._pseudo_counts(counts)
-        if self.strength is not None:
-            return shares(counts + prior)
         # Nodes of a label that no answer names show little: it would spread from a few known ones.
         counts = counts * (counts.sum((0, 1))[: len(prior), None] > 0)
         (together,) = _towards(shares(prior), counts.sum(0, keepdim=True))
         return _towards(together, counts)
 
-    def without(self, data: Tensor | Entries, probs: Tensor, values: Values) -> Values:
+    def without(self, entries: Entries, probs: Tensor, values: Values) -> Values:
         """The M-step under ``probs`` ``(N, C)`` from some of the answers, in double precision, with
         matrices as of :meth:`shrunk` if answers name labels."""
         if not self.named:
-            found = self.maximise(data, probs, values)
+            found = self.maximise(entries, probs, values)
             return {name: value.double() for name, value in found.items()}
-        entries, number = Entries.of(data), values["confusion"].shape[-1]
+        number = values["confusion"].shape[-1]
         return {"confusion": self.shrunk(entries.confusion(probs[entries.node], number))}
 
-    def alone(
-        self, data: Tensor | Entries, allowed: Tensor, values: Values, num_steps: int = 30
-    ) -> Tensor:
-        """``(N, C)``: labels from the answers without a graph. Answers that name labels start EM at
-        the majority vote, with matrices as of :meth:`shrunk`; other ones have the fitted
-        ``values``. If no node has two answers, nothing is known about any annotator, and matrices
-        are the prior's.
-
-        :param Tensor allowed: ``(N, C)`` log-likelihood of known labels.
-        """
-        entries = Entries.of(data)
+    def alone(self, entries: Entries, allowed: Tensor, values: Values) -> Tensor:
+        """``(N, C)``: labels from the answers without a graph, and from log-likelihoods ``(N, C)``
+        of known labels. Answers that name labels start EM at the majority vote, with matrices as of
+        :meth:`shrunk`; other ones have the fitted ``values``."""
         if not self.named:
-            evidence = self.log_prob(values, data).double() + allowed
+            evidence = self.log_prob(values, entries).double() + allowed
             share = shares(evidence.softmax(-1).sum(0) + 1)
             return (evidence + share.log()).softmax(-1)
-        probs, size = self._votes(entries).double(), self._num_answers(data)
-        counts = entries.confusion(torch.zeros_like(probs[entries.node]), size)
-        if entries.number().max() < 2:
-            return (entries.evidence(self.shrunk(counts)) + allowed).softmax(-1)
-        for _ in range(num_steps):
-            matrices = self.shrunk(entries.confusion(probs[entries.node], size))
+        # If no node has two answers nothing is known about any annotator: matrices are the prior's.
+        several = entries.number().max() > 1
+        probs = several * self._votes(entries).double()
+        for _ in range(30 if several else 1):
+            matrices = self.shrunk(
+                entries.confusion(probs[entries.node], self._num_answers(entries))
+            )
             share = shares(probs.sum(0) + 1)
             probs = (entries.evidence(matrices) + share.log() + allowed).softmax(-1)
         return probs
@@ -332,13 +284,11 @@ class Annotators:
         """``(C, K)``: equal shares, or one half for the right answer if answers name labels, and
         two thirds of two answers: it must be more probable than each other one."""
         shape, columns = like.shape[-2:], like.shape[-1]
-        default = 1.0 if self.named else columns / 2
-        strength = default if self.strength is None else self.strength
         if not self.named:
-            return like.new_full(shape, strength / columns)
+            return like.new_full(shape, 1 / 2)
         right = max(1 / 2, 2 / (columns + 1))
         wrong = (1 - right) / (columns - 1)
-        return like.new_full(shape, strength * wrong).fill_diagonal_(strength * right)
+        return like.new_full(shape, wrong).fill_diagonal_(right)
 
 
 def _towards(mean: Tensor, counts: Tensor) -> Tensor:
@@ -347,14 +297,6 @@ def _towards(mean: Tensor, counts: Tensor) -> Tensor:
     rows = [DirichletMultinomial(strength * mean, validate_args=False) for strength in strengths]
     logits = torch.stack([row.log_prob(counts).sum() for row in rows])
     return shares(counts + logits.softmax(0) @ strengths * mean)
-
-
-def _probabilities(pred_probs: Any, shape: tuple[int, int]) -> Tensor:
-    probs = expect("pred_probs", as_tensor("pred_probs", pred_probs), shape, kind="float")
-    expect_all("pred_probs", probs, probs >= 0, "be probabilities")
-    total = probs.double().sum(1)
-    expect_all("pred_probs", total, (total - 1).abs() < 1e-3, "have rows that sum to one")
-    return probs
 
 
 def shares(counts: Tensor) -> Tensor:

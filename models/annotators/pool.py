@@ -14,14 +14,12 @@ from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyro_nmm.fitting import minimise
 from pyro_nmm.models.annotators.answers import Entries
-from pyro_nmm.models.hidden import HiddenField, Values, allowed_labels
+from pyro_nmm.models.hidden import HiddenField, allowed_labels
 from pyro_nmm.sparse import csr_of_entries
 
 # Chosen on development sets: small simulated crowds of other seeds than the page of results has,
 # CiteSeer, digits with other classifiers, and labels from an NMM. "Half" and "twice" are the mean
 # change of the NLL on 62 to 217 of these sets, and the change of the worst group of sets.
-#: Probability of a further step of a walk (.8: +.002, +.013; .95: +.004, +.015).
-DAMPING = 0.9
 #: Strength of the neighbours in a Potts model (half: +.011, +.066; twice: +.016, +.089). Without a
 #: walk the NLL is .05 higher, without a Potts model .08.
 STRENGTH = 2.5
@@ -53,7 +51,8 @@ class Walk:
 
     there: Tensor  #: ``(N, N)`` or ``(N, M)`` shares of the neighbours or the sources of each node
     back: Tensor | None = None  #: ``(M, N)`` shares of the nodes of each source
-    damping: float = DAMPING
+    #: Probability of a further step (.8: +.002, +.013; .95: +.004, +.015).
+    damping: float = 0.9
 
     @classmethod
     def on_graph(cls, edge_index: Tensor, num_nodes: int) -> "Walk":
@@ -66,29 +65,28 @@ class Walk:
     def on_field(cls, field: HiddenField) -> "Walk":
         """Over the sources of a field, with its fitted attention."""
         hood = field.hood
-        with torch.no_grad():
-            weight = hood.log_softmax(field.prior(hood, *field.inputs)[1]).double().exp()
+        weight = hood.log_softmax(field.prior(hood, field.edge_attr)[1]).double().exp()
         there = _shares(hood.target, hood.source, weight, (hood.num_nodes, hood.num_sources))
         back = _shares(hood.source, hood.target, weight, (hood.num_sources, hood.num_nodes))
         return cls(there, back, damping=0.5)
 
-    def labels(self, observed: Tensor, part: Tensor) -> Tensor:
-        """Distributions ``(N, C)`` around each node, equal shares if a walk meets no label. Those
-        of a node's ``part`` are left out for it; ``observed`` is zero at nodes without any."""
-        ends = _left_out(observed, part, self.ends)
-        total = ends.sum(-1, keepdim=True)
-        return torch.where(total > 0, ends / total, 1 / observed.shape[1])
-
-    def ends(self, observed: Tensor, num_steps: int = 50) -> Tensor:
-        """``(N, C)``: labels at the other ends of walks, in the formula's units."""
-        labels = observed
-        for _ in range(num_steps):
-            labels = self.damping * self.step(labels) + (1 - self.damping) * observed
-        return labels
-
     def step(self, labels: Tensor) -> Tensor:
         """``(N, C)``: the mean of the neighbours."""
         return self.there @ (labels if self.back is None else self.back @ labels)
+
+    def labels(self, observed: Tensor, part: Tensor, num_steps: int = 50) -> Tensor:
+        """Distributions ``(N, C)`` around each node, equal shares if a walk meets no label. Those
+        of a node's ``part`` are left out for it; ``observed`` is zero at nodes without any."""
+
+        def ends(observed: Tensor) -> Tensor:
+            labels = observed
+            for _ in range(num_steps):
+                labels = self.damping * self.step(labels) + (1 - self.damping) * observed
+            return labels
+
+        found = _left_out(observed, part, ends)
+        total = found.sum(-1, keepdim=True)
+        return torch.where(total > 0, found / total, 1 / observed.shape[1])
 
 
 def _shares(rows: Tensor, columns: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -142,27 +140,21 @@ class LeftOut(NamedTuple):
 
 def left_out_answers(field: HiddenField, entries: Entries, probs: Tensor, part: Tensor) -> LeftOut:
     """Evidence in each part of the nodes, from the M-step without the part's answers, under label
-    distributions ``(N, C)``."""
+    distributions ``(N, C)``. Cost: linear in the number of answers."""
     emission: Any = field.emission
     evidence, parts = probs.new_zeros(probs.shape, dtype=torch.double), []
     for number in range(int(part.max()) + 1):
         here = part == number
         values = emission.without(entries.at(~here), probs, field.values)
-        inside = entries.at(here)
+        confusion, inside = values["confusion"], entries.at(here)
         evidence[here] = emission.log_prob(values, inside)[here]
-        parts.append(_each_alone(emission, values, inside))
+        node, single = inside.node, confusion.log()[inside.annotator, :, inside.answer]
+        others = emission.of_labels(inside.evidence(confusion)[node] - single, values)
+        beside = inside.number()[node] - 1
+        same = inside.votes(confusion.shape[-1])[node, inside.answer].double() - 1
+        others = others.masked_fill((beside == 0)[:, None], 0)
+        parts.append((node, others, emission.of_labels(single, values), same / beside.clamp(min=1)))
     return LeftOut(evidence, *(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
-def _each_alone(emission: Any, values: Values, entries: Entries) -> tuple:
-    """Each answer and the others at its node, linear in the number of answers."""
-    node, answer, confusion = entries.node, entries.answer, values["confusion"]
-    alone = confusion.log()[entries.annotator, :, answer]
-    number = entries.number()[node]
-    others = emission.of_labels(entries.evidence(confusion)[node] - alone, values)
-    others, alone = others.masked_fill((number == 1)[:, None], 0), emission.of_labels(alone, values)
-    same = entries.votes(confusion.shape[-1])[node, answer].double() - 1
-    return node, others, alone, same / (number - 1).clamp(min=1)
 
 
 class Pool(NamedTuple):
@@ -174,94 +166,74 @@ class Pool(NamedTuple):
 
 
 def pool_of(
-    field: HiddenField, table: Tensor, walk: Walk, classifier: Tensor | None = None,
-    num_parts: int = 10,
-) -> Pool:  # fmt: skip
-    """Pool the answers ``(N, M)`` with the neighbours, and with predictions of a classifier.
-
-    :param int num_parts: parts of the nodes whose answers are left out (5: +.009, +.039; 20: -.002,
-        +.008, at twice the cost).
-    """
+    field: HiddenField, table: Tensor, walk: Walk, classifier: Tensor | None = None
+) -> Pool:
+    """Pool the answers ``(N, M)`` with the neighbours, and with predictions of a classifier."""
     emission: Any = field.emission
     entries = Entries.of(table)
-    part = torch.randperm(len(table), device=table.device) % num_parts
+    # Ten parts of the nodes whose answers are left out (5: +.009, +.039; 20: -.002, +.008).
+    part = torch.randperm(len(table), device=table.device) % 10
     allowed = allowed_labels(field.known, field.hood, field.probs.shape[1]).double()
     certain = (table >= 0).any(1) | allowed.isinf().any(1)
     simple = emission.alone(entries, allowed, field.values).double()
-    counts = 1.0 if entries.number().max() > 1 else ALONE
+    several = bool(entries.number().max() > 1)
 
     def around(probs: Tensor) -> tuple[LeftOut, Tensor]:
-        left_out = left_out_answers(field, entries, probs.to(field.probs), part)
-        near = (left_out.evidence + allowed).softmax(-1).masked_fill(~certain[:, None], 0)
-        return left_out, walk.labels(near, part)
+        answers = left_out_answers(field, entries, probs.to(field.probs), part)
+        near = (answers.evidence + allowed).softmax(-1).masked_fill(~certain[:, None], 0)
+        return answers, walk.labels(near, part)
 
-    def pooled(left_out: LeftOut, ends: Tensor, **more: Tensor) -> Pool:
-        potts = potts_labels(walk, counts * left_out.evidence + allowed, part)
-        priors = {"shares": simple.mean(0).expand_as(simple), "walk": ends, "potts": potts, **more}
-        gates = [weight, weight, *(gate(prior, left_out, allowed) for prior in more.values())]
-        return _pooled(priors, gates, left_out, allowed, _named(field, entries))
+    def pooled(answers: LeftOut, ends: Tensor, **more: Tensor) -> Pool:
+        """Pool the shares of the labels and other priors, each with its gate."""
+        evidence = (1.0 if several else ALONE) * answers.evidence
+        near = {"walk": ends, "potts": potts_labels(walk, evidence + allowed, part)}
+        gates = [weight, weight, *(gate(prior, answers, allowed) for prior in more.values())]
+        priors = {"shares": simple.mean(0).expand_as(simple)} | near | more
+        priors = {name: _away_from_zero(prior) for name, prior in priors.items()}
+        logs = torch.stack([prior.log() for prior in priors.values()], 1)
+        if several:
+            powers = fit_powers(logs[:, 1:], answers)
+            # Other answers predict one better than priors do if annotators err together.
+            powers[-1] *= SHARE * powers[:-1].sum().clamp(max=1)
+        else:  # none can be left out: of the walk, others, and the answers
+            powers = logs.new_tensor([1.0, *[ALONE] * len(gates)])
+        top = max(gates)
+        gated, own = powers[:-1] * powers.new_tensor(gates), top * powers[-1:] + 1 - top
+        powers = torch.cat([own.new_tensor([1 - top]), gated, own])
+        if field.known is not None:
+            # Answers cannot show a label that none names, nor can it show what they count for.
+            shown = torch.isin(field.known, entries.answer) if emission.named else field.known >= 0
+            known = field.known.masked_fill(~shown, -1)
+            powers = refit_powers(powers, logs, answers.evidence, known)
+        logits = torch.einsum("npc,p->nc", logs, powers[:-1]) + powers[-1] * answers.evidence
+        named = dict(zip([*priors, "answers"], powers.tolist(), strict=True))
+        return Pool((logits + allowed).softmax(-1), priors, named)
 
     # Matrices come from the field if the graph predicts answers, else from the answers alone.
-    left_out, ends = around(simple)
-    weight = gate(ends, left_out, allowed)
+    answers, ends = around(simple)
+    weight = gate(ends, answers, allowed)
     if weight > 0:
-        left_out, ends = around(weight * field.probs + (1 - weight) * simple)
-    if weight > 0 and counts < 1:
+        answers, ends = around(weight * field.probs + (1 - weight) * simple)
+    if weight > 0 and not several:
         # Each of the three believes an annotator whom no other one contradicts: take their mean.
-        mean = (field.probs + simple + pooled(left_out, ends).probs) / 3
-        left_out, ends = around(weight * mean + (1 - weight) * simple)
-    more = {} if classifier is None else {"classifier": classifier.to(simple)}
-    return pooled(left_out, ends, **more)
-
-
-def _named(field: HiddenField, entries: Entries) -> Tensor | None:
-    """Known labels, -1 also where no answer names the label: answers cannot show such a label, nor
-    can it show what they count for."""
-    emission: Any = field.emission
-    if field.known is None or not emission.named:
-        return field.known
-    return field.known.masked_fill(~torch.isin(field.known, entries.answer), -1)
-
-
-def _pooled(
-    priors: dict[str, Tensor], gates: list[float], answers: LeftOut, allowed: Tensor,
-    known: Tensor | None,
-) -> Pool:  # fmt: skip
-    """Pool priors, of which the shares of the labels come first, and others with their gates."""
-    priors = {name: _away_from_zero(prior) for name, prior in priors.items()}
-    logs = torch.stack([prior.log() for prior in priors.values()], 1)
-    weight = max(gates)
-    if answers.node.bincount().max() > 1:
-        powers = fit_powers(logs[:, 1:], answers)
-        # Other answers predict one better than priors do if annotators err together.
-        powers[-1] *= SHARE * powers[:-1].sum().clamp(max=1)
-    else:  # none can be left out: of the walk, others, and the answers
-        powers = logs.new_tensor([1.0, *[ALONE] * len(gates)])
-    around, own = powers[:-1] * powers.new_tensor(gates), powers[-1:]
-    powers = torch.cat([own.new_tensor([1 - weight]), around, weight * own + 1 - weight])
-    if known is not None:
-        powers = refit_powers(powers, logs, answers.evidence, known)
-    logits = torch.einsum("npc,p->nc", logs, powers[:-1]) + powers[-1] * answers.evidence
-    named = dict(zip([*priors, "answers"], powers.tolist(), strict=True))
-    return Pool((logits + allowed).softmax(-1), priors, named)
+        mean = (field.probs + simple + pooled(answers, ends).probs) / 3
+        answers, ends = around(weight * mean + (1 - weight) * simple)
+    return pooled(answers, ends, **({} if classifier is None else {"classifier": classifier}))
 
 
 def gate(prior: Tensor, answers: LeftOut, allowed: Tensor) -> float:
-    """Weight of a prior, from zero to one. A graph or a classifier that predicts no answers must
-    not overrule any, nor does it show whether annotators err together."""
-    return (standard_errors(prior, answers, allowed) - INFORMED + 1).clamp(0, 1).item()
-
-
-def standard_errors(prior: Tensor, answers: LeftOut, allowed: Tensor) -> Tensor:
-    """By how many standard errors over nodes the prior gives more to the labels that answers mean,
-    and to known labels, than to those of other nodes' answers."""
+    """Weight of a prior, from zero to one: by how many standard errors over nodes it gives more to
+    the labels that answers mean, and to known labels, than to those of other nodes' answers. A
+    graph or a classifier that predicts no answers must not overrule any, nor does it show whether
+    annotators err together."""
     known = allowed.isinf().any(1).nonzero()[:, 0]
     node = torch.cat([answers.node, known])
     labels = torch.cat([answers.single, allowed[known]]).softmax(-1)
     there = node.bincount(minlength=len(prior)) > 0
     gain = (labels * (prior - prior[there].mean(0))[node]).sum(-1)
     gain = gain.new_zeros(len(there)).index_add(0, node, gain)[there]
-    return gain.mean() / (gain.std(correction=0) / len(gain) ** 0.5 + 1e-12)
+    errors = gain.mean() / (gain.std(correction=0) / len(gain) ** 0.5 + 1e-12)
+    return (errors - INFORMED + 1).clamp(0, 1).item()
 
 
 def _away_from_zero(probs: Tensor) -> Tensor:

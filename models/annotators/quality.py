@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.annotators.consensus import Consensus
-from pyro_nmm.models.annotators.model import Annotators
+from pyro_nmm.models.annotators.model import Annotators, shares
 from pyro_nmm.models.hidden import HiddenField, Values
 
 
@@ -21,12 +21,6 @@ class Quality(NamedTuple):
     mean: Tensor
     low: Tensor
     high: Tensor
-
-    @classmethod
-    def of(cls, draws: Tensor, level: float) -> "Quality":
-        """Of draws ``(T, M)``."""
-        ends = draws.new_tensor([(1 - level) / 2, (1 + level) / 2])
-        return cls(draws.mean(0), *draws.quantile(ends, dim=0))
 
 
 def accuracy(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
@@ -47,9 +41,9 @@ def accuracy(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
         20 steps of EM, :math:`O(N C + A C)` each.
     """
     must = "annotators whose answers name labels, aligned and without num_types: see information"
-    confusion, share = _by_label(field, level, f"accuracy needs {must}", named=True)
+    confusion, share = _by_label(field, f"accuracy needs {must}", named=True)
     right = confusion.diagonal(dim1=-2, dim2=-1)
-    return Quality.of((right * share[:, None, : right.shape[-1]]).sum(-1), level)
+    return _quality((right * share[:, None, : right.shape[-1]]).sum(-1), level)
 
 
 def information(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
@@ -70,28 +64,36 @@ def information(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
     :param field: as for :func:`accuracy`.
     :return: ``(M,)`` means and ends, as of :func:`accuracy`, at the same cost.
     """
-    confusion, share = _by_label(field, level, "information needs a field fitted to Annotators")
+    confusion, share = _by_label(field, "information needs a field fitted to Annotators")
     joint = confusion * share[:, None, :, None]
     parts = joint, joint.sum(-1), joint.sum(-2)
     whole, labels, answers = (torch.special.entr(part).flatten(2).sum(-1) for part in parts)
-    return Quality.of(labels + answers - whole, level)
+    return _quality(labels + answers - whole, level)
+
+
+def _quality(draws: Tensor, level: float) -> Quality:
+    """Of draws ``(T, M)``."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    ends = draws.new_tensor([(1 - level) / 2, (1 + level) / 2])
+    return Quality(draws.mean(0), *draws.quantile(ends, dim=0))
 
 
 def _by_label(
-    fitted: HiddenField | Consensus, level: float, must: str, named: bool = False
+    fitted: HiddenField | Consensus, must: str, named: bool = False
 ) -> tuple[Tensor, Tensor]:
     """``(T, M, C, K)`` confusion matrices as drawn, and ``(T, C)`` the labels' shares."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
     field = fitted.field if isinstance(fitted, Consensus) else fitted
     emission = field.emission
     if not isinstance(emission, Annotators) or (named and not emission.named):
         raise ValueError(must)
     if isinstance(fitted, Consensus):
-        around = _around(fitted)
+        # Dependent errors lower the powers of the priors: their sum is at least 1.5 here.
+        total = sum(power for name, power in fitted.powers.items() if name != "answers")
+        around = max(1, 1.5 / total) * fitted.log_prior
         # Neighbours, a classifier or known labels tell nodes apart.
         if around.softmax(-1).std(0).max() > 1e-3:
-            return _beside_neighbors(around, field.values, Entries.of(fitted.answers))
+            return _beside_neighbors(around, _of_labels(field.values), Entries.of(fitted.answers))
     confusion = _of_labels(field.draws)
     share = [(field.samples == k).to(confusion).mean(-1) for k in range(emission.num_labels)]
     return confusion, torch.stack(share, -1)
@@ -104,29 +106,22 @@ def _of_labels(values: Values) -> Tensor:
     return values["types"].unsqueeze(-3) @ values["confusion"]
 
 
-def _around(consensus: Consensus, least: float = 1.5) -> Tensor:
-    """Log priors ``(N, C)`` of each node without its own answers, of a sum of powers of at least
-    1.5, which dependent errors lower."""
-    total = sum(power for name, power in consensus.powers.items() if name != "answers")
-    return max(1, least / total) * consensus.log_prior
-
-
 def _beside_neighbors(
-    around: Tensor, values: Values, entries: Entries, num_draws: int = 100, spread: float = 0.4
+    around: Tensor, start: Tensor, entries: Entries, num_draws: int = 100
 ) -> tuple[Tensor, Tensor]:
     """Confusion matrices of each annotator alone, beside the labels around its nodes, so that
     shared errors raise no accuracy. The nodes' weights are random (Newton and Raftery 1994, JRSS B
-    56), and so is the power of the labels around them: ``spread`` is the standard deviation of its
+    56), and so is the power of the labels around them: .4 is the standard deviation of its
     logarithm. If errors repeat a common guess in 0, 30 and 60 % of the answers, intervals of 90 %
     hold 94, 98 and 90 % of the accuracies, and those of the field's draws 87, 70 and 0 %.
     """
-    start, matrices, shares = _of_labels(values).double(), [], []
+    matrices, share = [], []
     for _ in range(num_draws):
         weight = torch.empty(len(around), 1).exponential_().to(around)
-        labels = (math.exp(spread * torch.randn(()).item()) * around).softmax(-1) * weight
-        matrices.append(fit_confusion(start, labels[entries.node], entries))
-        shares.append(labels.sum(0) / labels.sum())
-    return torch.stack(matrices), torch.stack(shares)
+        labels = (math.exp(0.4 * torch.randn(()).item()) * around).softmax(-1) * weight
+        matrices.append(fit_confusion(start.double(), labels[entries.node], entries))
+        share.append(labels.sum(0) / labels.sum())
+    return torch.stack(matrices), torch.stack(share)
 
 
 def fit_confusion(start: Tensor, labels: Tensor, entries: Entries, num_steps: int = 20) -> Tensor:
@@ -137,10 +132,8 @@ def fit_confusion(start: Tensor, labels: Tensor, entries: Entries, num_steps: in
     # A prior of .3 answers, because rows that are pulled to the middle bias accuracies. It is
     # random, as the nodes' weights: few answers leave a wide interval.
     prior = torch._standard_gamma(0.3 * (start / 2 + 1 / (2 * num_answers))).clamp(min=1e-30)
-    place = entries.annotator * num_answers + entries.answer
     for _ in range(num_steps):
-        joint = labels * confusion.mT.reshape(-1, confusion.shape[1]).index_select(0, place)
+        joint = labels * confusion[entries.annotator, :, entries.answer]
         joint = joint * (weight / joint.sum(-1, keepdim=True))
-        counts = entries.confusion(joint, num_answers) + prior
-        confusion = counts / counts.sum(-1, keepdim=True)
+        confusion = shares(entries.confusion(joint, num_answers) + prior)
     return confusion

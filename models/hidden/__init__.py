@@ -7,7 +7,6 @@ from pyro_nmm.models.hidden.em import FieldRun, fit_field, leave_one_out
 from pyro_nmm.models.hidden.emissions import (
     Emission,
     NormalEmission,
-    PoissonEmission,
     Values,
     mixture_em,
 )
@@ -20,7 +19,6 @@ __all__ = [
     "FieldRun",
     "HiddenField",
     "NormalEmission",
-    "PoissonEmission",
     "Values",
     "allowed_labels",
     "fit_field",

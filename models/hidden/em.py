@@ -4,21 +4,19 @@
 """Fit a hidden field by expectation maximisation, sample it, and score it."""
 
 import math
-from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_device
-from pyro_nmm.fitting import Steps, as_path, with_gradients, with_options
+from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_all, expect_device
+from pyro_nmm.fitting import Steps, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
-from pyro_nmm.models.hidden.field import FieldPrior, HiddenField, log_prior_of, without_relabel
+from pyro_nmm.models.hidden.field import FieldPrior, HiddenField
 from pyro_nmm.models.hidden.known import allowed_labels, start_of
 from pyro_nmm.ops.entries import Draw, Entries, evidence_entries
 from pyro_nmm.ops.gibbs import SweepRecord, Sweeps, left_out, sweeps
@@ -26,7 +24,7 @@ from pyro_nmm.ops.sampling import draw_entries
 
 
 @dataclass(frozen=True)
-class FieldRun(Steps):
+class FieldRun:
     """Options of :func:`fit_field`.
 
     :param int num_starts: fits, of which one is kept: the first with flat attention, others along a
@@ -34,32 +32,25 @@ class FieldRun(Steps):
     :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
         disagree.
     :param int num_draws: of each of ``num_chains`` chains of Gibbs sweeps, after the fit.
-    :param float lr: of the prior's parameters.
     :param progress: wraps the range of steps, for example ``tqdm``.
-    :param Path checkpoint: start ``k`` is saved every ``save_every`` steps as ``<checkpoint>.k``.
-        Called again after the same seed, an interrupted fit ends with the same values. A checkpoint
-        of other data or steps is refused.
     """
 
-    num_steps: int = 120
-    lr: float = 0.1
     num_starts: int = 5
+    num_steps: int = 120
     num_chains: int = 4
     num_draws: int = 50
+    progress: Callable[[range], Iterable[int]] = iter
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        as_path(self.checkpoint)
-        sizes = {"num_starts": self.num_starts, "num_chains": self.num_chains}
-        check_integers(1, **sizes, num_draws=self.num_draws)
+        names = "num_starts", "num_steps", "num_chains", "num_draws"
+        check_integers(1, **{name: getattr(self, name) for name in names})
 
 
 @with_options
 @with_gradients
 def fit_field(
     emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None,
-    known: Tensor | None = None, *, prior: nn.Module | None = None, inputs: tuple = (),
-    options: FieldRun = FieldRun(),
+    known: Tensor | None = None, *, options: FieldRun = FieldRun(),
 ) -> HiddenField:  # fmt: skip
     r"""Fit a field of latent labels, with all parameters, to observations.
 
@@ -82,30 +73,21 @@ def fit_field(
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
         hops, for the attention of :class:`FieldPrior`; default flat attention.
     :param Tensor known: ``(N,)`` true labels of some nodes, -1 elsewhere.
-    :param prior: a :class:`~pyro_nmm.models.ParameterNetwork` in place of :class:`FieldPrior`, such
-        as an :class:`~pyro_nmm.models.NMMNetwork` of node features, called as
-        ``prior(hood, *inputs)``. A copy is trained, with weight decay of its matrices. Its own log
-        prior density is ``prior.log_prior()``, if there.
     :param options: keywords of :class:`~pyro_nmm.models.hidden.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
     """
     check_all_rows(hood)
-    if prior is not None and edge_attr is not None:
-        raise ValueError("give edge_attr or prior, not both: a network has inputs of its own")
-    if prior is None and inputs:
-        raise ValueError("inputs belong to prior: give a network as prior")
-    if prior is None:
-        inputs = (as_edge_attr(hood, edge_attr),)
+    edge_attr = as_edge_attr(hood, edge_attr)
     if known is not None:
         known = as_tensor("known", known, hood.device, masked=-1)
-    chains = FieldChains(emission, hood, data, known, inputs, options.num_chains)
-    starts = (_Start(chains, prior, turn, options.lr) for turn in range(options.num_starts))
-    best = max((start.run(options) for start in starts), key=lambda state: state.score)
+    chains = FieldChains(emission, hood, data, known, edge_attr, options.num_chains)
+    starts = (_fit(chains, turn, options) for turn in range(options.num_starts))
+    best = max(starts, key=lambda state: state.score)
     return chains.sample(best, options.num_draws)
 
 
 @torch.no_grad()
-def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor:
+def leave_one_out(field: HiddenField, data: Any) -> Tensor:
     r"""``(N,)``: :math:`\log p(w_i \mid w_{-i})` in nats, each observation predicted from all
     others, at the fitted parameters of the prior. Its mean compares sources and emissions on the
     same data.
@@ -130,18 +112,17 @@ def leave_one_out(field: HiddenField, data: Any, num_sweeps: int = 20) -> Tensor
 
     :param data: the data of the fit. At nodes of known labels, the value is of the observation
         and the label.
-    :param int num_sweeps: of every chain, each at the cost of a sweep of :func:`fit_field`.
+    :return: Cost: 20 sweeps of every chain, each as in :func:`fit_field`.
     """
-    check_integers(1, num_sweeps=num_sweeps)
     if not isinstance(field, HiddenField):
         raise ValueError(f"field must be a HiddenField, got {type(field)}")
     draw, size = field.chains.draw, len(field.chains.draw.labels)
-    chains = FieldChains(field.emission, field.hood, data, field.known, field.inputs, size)
+    chains = FieldChains(field.emission, field.hood, data, field.known, field.edge_attr, size)
     prior, logs = chains.prior_terms(field.prior), []
     # Every chain draws its own parameters, because the fitted ones have seen w_i too.
     last = {name: value[-size:] for name, value in field.draws.items()}
     values = [{name: value[chain] for name, value in last.items()} for chain in range(size)]
-    for _ in range(num_sweeps):
+    for _ in range(20):
         values, terms, swept = chains.gibbs(prior, values, draw, 1)
         draw = swept.draw
         logs.append(left_out(field.hood, terms, draw))
@@ -157,8 +138,7 @@ def as_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | None:
     if edge_attr.is_complex() or edge_attr.dim() not in (1, 2) or len(edge_attr) != hood.num_edges:
         shape = f"({hood.num_edges},) or ({hood.num_edges}, F)"
         raise ValueError(f"edge_attr must hold numbers of shape {shape}, got {edge_attr.shape}")
-    if not edge_attr.isfinite().all():
-        raise ValueError("edge_attr must be finite")
+    expect_all("edge_attr", edge_attr, edge_attr.isfinite(), "be finite")
     expect_device("edge_attr", edge_attr, hood.device)
     return edge_attr.view(hood.num_edges, -1)
 
@@ -166,7 +146,7 @@ def as_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | None:
 class State(NamedTuple):
     """Parameters, and the chains' labels and choices under them."""
 
-    prior: nn.Module
+    prior: FieldPrior
     values: Values
     draw: Draw
     score: float
@@ -177,11 +157,11 @@ class FieldChains:
 
     def __init__(
         self, emission: Emission, hood: Neighborhood, data: Any, known: Tensor | None = None,
-        inputs: tuple = (None,), num_chains: int = 4,
+        edge_attr: Tensor | None = None, num_chains: int = 4,
     ) -> None:  # fmt: skip
         self.emission, self.hood, self.known = emission, hood, known
         self.data = emission.check(hood, data)
-        self.inputs, self.num_chains = inputs, num_chains
+        self.edge_attr, self.num_chains = edge_attr, num_chains
         self.allowed = allowed_labels(known, hood, emission.num_labels)
 
     def evidence(self, values: Values) -> Tensor:
@@ -191,13 +171,12 @@ class FieldChains:
         return evidence + self.allowed.to(evidence)
 
     @torch.no_grad()
-    def prior_terms(self, prior: nn.Module) -> tuple[Tensor, Tensor]:
+    def prior_terms(self, prior: FieldPrior) -> tuple[Tensor, Tensor]:
         """The log attention and concentrations of :func:`evidence_entries`."""
-        alpha, logits = without_relabel(prior.eval()(self.hood, *self.inputs))
-        expect("alpha of prior", alpha, (self.hood.num_sources, self.emission.num_labels))
+        alpha, logits = prior(self.hood, self.edge_attr)
         return self.hood.log_softmax(logits)[None], alpha[None]
 
-    def terms(self, prior: nn.Module, values: Values) -> Entries:
+    def terms(self, prior: FieldPrior, values: Values) -> Entries:
         """Entries of the same parameters in all chains."""
         return evidence_entries(*self.prior_terms(prior), self.evidence(values)[None])
 
@@ -206,13 +185,13 @@ class FieldChains:
         size, device = (self.num_chains, self.hood.num_nodes), self.hood.device
         return draw_entries(self.hood, terms, torch.rand(size, dtype=torch.double, device=device))
 
-    def loss(self, prior: nn.Module, draw: Draw) -> Tensor:
+    def loss(self, prior: FieldPrior, draw: Draw) -> Tensor:
         """Minus log p(c, u) of the prior, given labels and choices of each chain."""
         hood, choices = self.hood, self.hood.source[draw.edges]
-        alpha, logits = without_relabel(prior.train()(hood, *self.inputs))
+        alpha, logits = prior(hood, self.edge_attr)
         log_prob = ChosenLabels(alpha, choices, validate_args=False).log_prob(draw.labels)
         attention = NeighborChoice(hood, logits, validate_args=False)
-        log_prob = log_prob + attention.log_prob(choices) + log_prior_of(prior)
+        log_prob = log_prob + attention.log_prob(choices) + prior.log_prior()
         return -log_prob.mean() / hood.num_nodes
 
     def gibbs(
@@ -244,83 +223,42 @@ class FieldChains:
         chains = SweepRecord(draw, torch.stack(totals, 1).to(probs))
         stacked = {name: torch.stack([drawn[name] for drawn in draws]) for name in start}
         return HiddenField(
-            self.hood, self.emission, deepcopy(prior), start, probs, torch.cat(labels), stacked,
-            score, chains, self.known, self.inputs,
+            self.hood, self.emission, prior, start, probs, torch.cat(labels), stacked, score,
+            chains, self.known, self.edge_attr,
         )  # fmt: skip
 
 
-class _Start(nn.Module):
-    """Expectation maximisation from one start: the prior, and as extra state all that it learns."""
+def _fit(chains: FieldChains, turn: int, options: FieldRun) -> State:
+    """Expectation maximisation from one start."""
+    emission, half = chains.emission, options.num_steps // 2
+    values = start_of(emission, chains.data, chains.hood, chains.known)
+    probs = torch.zeros_like(evidence := chains.evidence(values))
+    prior = FieldPrior(emission.num_labels, chains.edge_attr).to(evidence)
+    # From flat attention a fit may turn to the wrong side for good, so other starts lean.
+    if lean := turn % (1 + 2 * len(prior.unit)):
+        prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
+    draw = chains.first(chains.terms(prior, values))
 
-    def __init__(
-        self, chains: FieldChains, network: nn.Module | None, turn: int, lr: float
-    ) -> None:
-        super().__init__()
-        self._chains, self._turn, self._lr = chains, turn, lr
-        self._values = start_of(chains.emission, chains.data, chains.hood, chains.known)
-        self._probs = torch.zeros_like(evidence := chains.evidence(self._values))
-        self.prior = self._field_prior().to(evidence) if network is None else deepcopy(network)
-        self._draw = chains.first(self._terms())
+    def gain(step: int) -> float:
+        return 1 / max(1, step + 1 - half)
 
-    def _field_prior(self) -> FieldPrior:
-        prior = FieldPrior(self._chains.emission.num_labels, *self._chains.inputs)
-        # From flat attention a fit may turn to the wrong side for good, so other starts lean.
-        if lean := self._turn % (1 + 2 * len(prior.unit)):
-            prior.scaled_weight.data[(lean - 1) // 2] = 1.0 if lean % 2 else -1.0
-        return prior
+    def backward(step: int) -> float:
+        nonlocal values, probs, draw
+        swept = sweeps(chains.hood, chains.terms(prior, values), draw, 2)
+        draw, visits = swept.draw, swept.visits.sum(0).to(probs)
+        share = visits / visits.sum(-1, keepdim=True)
+        probs = probs + gain(step) * (share - probs)
+        values = emission.maximise(chains.data, probs, values)
+        loss = chains.loss(prior, draw)
+        loss.backward()
+        return loss.item()
 
-    def get_extra_state(self) -> dict:
-        return {"values": self._values, "probs": self._probs, "draw": self._draw[:2]}
-
-    def set_extra_state(self, state: dict) -> None:
-        move = partial(torch.Tensor.to, device=self._probs.device)
-        self._values = {name: move(value) for name, value in state["values"].items()}
-        edges, labels = map(move, state["draw"])
-        self._probs, self._draw = move(state["probs"]), Draw(edges, labels)
-
-    def run(self, options: FieldRun) -> State:
-        chains, half = self._chains, options.num_steps // 2
-
-        def gain(step: int) -> float:
-            return 1 / max(1, step + 1 - half)
-
-        def backward(step: int) -> float:
-            swept = sweeps(chains.hood, self._terms(), self._draw, 2)
-            self._draw, visits = swept.draw, swept.visits.sum(0).to(self._probs)
-            share = visits / visits.sum(-1, keepdim=True)
-            self._probs = self._probs + gain(step) * (share - self._probs)
-            self._values = chains.emission.maximise(chains.data, self._probs, self._values)
-            loss = chains.loss(self.prior, self._draw)
-            loss.backward()
-            return loss.item()
-
-        names = "emission", "data", "known", "num_chains"
-        settings = {name: getattr(chains, name) for name in names} | {"start": self._turn}
-        settings["edge_attr" if isinstance(self.prior, FieldPrior) else "inputs"] = chains.inputs
-        settings["emission's attributes"] = getattr(chains.emission, "__dict__", None)
-        settings["edges"] = chains.hood.ptr, chains.hood.source, chains.hood.num_sources
-        path = None if options.checkpoint is None else Path(f"{options.checkpoint}.{self._turn}")
-        optimizer, rate = torch.optim.Adam(self._groups()), lambda k: max(gain(k), 0.1)
-        replace(options, checkpoint=path).train(self, optimizer, backward, rate, **settings)
-        score = left_out(chains.hood, self._terms(), self._draw).mean().item()
-        return State(self.prior, self._values, self._draw, score)
-
-    def _terms(self) -> Entries:
-        terms = self._chains.terms(self.prior, self._values)
-        if not (terms.alpha.isfinite() & (terms.alpha > 0)).all():  # NaN would break the sweep
-            raise ValueError(f"lr={self._lr} is too large: concentrations are no longer finite")
-        return terms
-
-    def _groups(self) -> list[dict]:
-        """Adam's rate and weight decay of each parameter of the prior."""
-        # Kappa has the longest way: its logarithm may end five below where it starts. Decay of
-        # vectors would switch off scales of attention.
-        far = self.prior.log_kappa if isinstance(self.prior, FieldPrior) else None
-        return [
-            {
-                "params": [value],
-                "lr": self._lr * (3 if value is far else 1),
-                "weight_decay": 5e-4 if value.dim() > 1 else 0.0,
-            }
-            for value in self.prior.parameters()
-        ]
+    # Kappa has the longest way: its logarithm may end five below where it starts.
+    groups = [
+        {"params": [prior.log_kappa], "lr": 0.3},
+        {"params": [prior.share_scores, prior.scaled_weight], "lr": 0.1},
+    ]
+    loop = Steps(options.num_steps, progress=options.progress)
+    loop.train(prior, torch.optim.Adam(groups), backward, lambda step: max(gain(step), 0.1))
+    score = left_out(chains.hood, chains.terms(prior, values), draw).mean().item()
+    return State(prior, values, draw, score)

@@ -4,7 +4,6 @@
 """A hidden field: its prior, the Pyro program, and what a fit returns."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from pyro.distributions import Unit
 from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_tensor, check_integers, check_positive, expect
+from pyro_nmm.arguments import as_tensor, check_integers, expect
 from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.hidden.known import allowed_labels
 from pyro_nmm.models.nmm import nmm
@@ -35,25 +34,23 @@ class FieldPrior(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([4, 3]), torch.Size([100]))
 
+    If :math:`\kappa` is small, a source gives all nodes the same label. It starts at .2.
+
     :param Tensor edge_attr: the features, if any. Their standard deviations are the units in which
         :math:`\beta` is learned.
-    :param float kappa: at the start. If it is small, a source gives all nodes the same label.
     """
 
     unit: Tensor
 
-    def __init__(
-        self, num_labels: int, edge_attr: Tensor | None = None, kappa: float = 0.2
-    ) -> None:
+    def __init__(self, num_labels: int, edge_attr: Tensor | None = None) -> None:
         super().__init__()
         check_integers(2, num_labels=num_labels)
-        check_positive(kappa=kappa)
         unit = torch.ones(0)
         if edge_attr is not None:
             edge_attr = expect("edge_attr", as_tensor("edge_attr", edge_attr), ("num_edges", "F"))
             unit = edge_attr.double().std(0, correction=0)
             unit = unit.where(unit > 0, 1.0)
-        self.log_kappa = nn.Parameter(torch.tensor(math.log(kappa)))
+        self.log_kappa = nn.Parameter(torch.tensor(math.log(0.2)))
         self.share_scores = nn.Parameter(torch.zeros(num_labels))
         self.scaled_weight = nn.Parameter(torch.zeros(len(unit)))
         self.register_buffer("unit", unit)
@@ -124,7 +121,10 @@ def hidden_field(
     :param inputs: of the prior: features of the edges, or what a network takes.
     :return: ``(..., N)`` labels. Cost: :math:`O(E + N C)`, and the emission's.
     """
-    y = nmm(hood, *without_relabel(prior(hood, *inputs)), collapsed=True)
+    alpha, logits, *relabel = prior(hood, *inputs)
+    if any(channel is not None for channel in relabel):
+        raise ValueError("prior must return alpha and logits alone: a field has no relabel")
+    y = nmm(hood, alpha, logits, collapsed=True)
     evidence, table = emission.log_prob(values, data), (hood.num_nodes, emission.num_labels)
     if evidence.shape[-2:] != table:
         got = tuple(evidence.shape)
@@ -132,21 +132,9 @@ def hidden_field(
     of_labels = evidence.expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
     # A factor for each node, from which guides compute the evidence of labels.
     pyro.sample("data", Unit(of_labels).to_event(1), obs=of_labels.new_empty(*y.shape, 0))
-    pyro.factor("prior", log_prior_of(prior) + emission.log_prior(values, data))
+    log_prior = getattr(prior, "log_prior", lambda: 0.0)()
+    pyro.factor("prior", log_prior + emission.log_prior(values, data))
     return y
-
-
-def without_relabel(outputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """Concentrations and logits of a prior."""
-    alpha, logits, *relabel = outputs
-    if any(channel is not None for channel in relabel):
-        raise ValueError("prior must return alpha and logits alone: a field has no relabel")
-    return alpha, logits
-
-
-def log_prior_of(prior: nn.Module) -> Tensor | float:
-    """The log prior density of a prior's own parameters; most networks have none."""
-    return getattr(prior, "log_prior", lambda: 0.0)()
 
 
 @dataclass(frozen=True)
@@ -159,7 +147,7 @@ class HiddenField:
     >>> field.predict().shape, field.probs.shape, field.samples.shape
     (torch.Size([4]), torch.Size([4, 2]), torch.Size([200, 4]))
 
-    :ivar prior: the fitted :class:`FieldPrior`, or the network in its place.
+    :ivar FieldPrior prior: the fitted prior.
     :ivar dict values: the emission's parameters, fitted.
     :ivar Tensor probs: ``(N, C)``, the posterior probability of every label.
     :ivar Tensor samples: ``(T, N)`` int16, joint draws of all labels.
@@ -168,12 +156,12 @@ class HiddenField:
         starts. For sources and emissions see :func:`~pyro_nmm.models.leave_one_out`.
     :ivar SweepRecord chains: effective sample sizes, and whether chains agree.
     :ivar Tensor known: ``(N,)``, the known labels of the fit, if any.
-    :ivar tuple inputs: of the prior, beside the neighborhood, such as features of the edges.
+    :ivar Tensor edge_attr: ``(num_edges, F)``, the features of the edges, if any.
     """
 
     hood: Neighborhood
     emission: Emission
-    prior: nn.Module
+    prior: FieldPrior
     values: Values
     probs: Tensor
     samples: Tensor
@@ -181,7 +169,7 @@ class HiddenField:
     score: float
     chains: SweepRecord
     known: Tensor | None = None
-    inputs: tuple = ()
+    edge_attr: Tensor | None = None
 
     def predict(self) -> Tensor:
         """``(N,)``: every node's most probable label."""
@@ -194,7 +182,7 @@ class HiddenField:
     @torch.no_grad()
     def mixture(self) -> NeighborMixture:
         """The prior of the labels."""
-        return NeighborMixture(self.hood, *self.prior(self.hood, *self.inputs))
+        return NeighborMixture(self.hood, *self.prior(self.hood, self.edge_attr))
 
     @torch.no_grad()
     def latents(self, data: Any) -> EvidenceConditional:

@@ -189,15 +189,7 @@ class MarginalField(GraphDistribution):
 
     def scaled(self, share: float) -> MarginalField:
         """The same nodes of the field with its interactions multiplied by ``share``."""
-        new = self.expand(self.batch_shape)
-        new.field, new.rest = self.field.scaled(share), self.rest.scaled(share)
-        stars = []
-        for star in self.stars:
-            unary = self.field.unary[star.nodes].unsqueeze(1)
-            logits = unary + share * (star.logits - unary)
-            stars.append(star._replace(logits=logits, sums=logits.logsumexp(-1)))
-        new.stars = tuple(stars)
-        return new
+        return MarginalField(self.field.scaled(share), self.stay)
 
     def log_normalizer(self) -> Tensor:
         r"""Exact :math:`\log Z` of the field; refuses wide graphs."""

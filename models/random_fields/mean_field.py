@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_expected, check_finite, check_integers, check_positive, expect_all
+from pyro_nmm.arguments import as_expected, check_integers, expect_all
 from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.models.networks import near_marginals
 from pyro_nmm.models.random_fields.marginal_field import MarginalField, RandomField
@@ -110,8 +110,9 @@ class MeanFieldCorrection(nn.Module):
 
     .. math::
 
-        \alpha_i = \kappa \, \big((1 - \epsilon) m_i + \epsilon / C\big) \, a_i, \qquad
-        \text{logits}_{ij} = s_{ij} + \gamma \, \delta(i = j)
+        \alpha_i = \big((1 - \epsilon) m_i + \epsilon / C\big) \, a_i, \qquad
+        \text{logits}_{ij} = s_{ij} + \gamma \, \delta(i = j), \qquad
+        \epsilon = 10^{-5}, \quad \gamma = 6
 
     >>> from pyro_nmm.models import ConvolutionalNMM, grid_edges, ising
     >>> field = ising(grid_edges(5, 6), coupling=0.4, field=torch.full((30,), 0.1))
@@ -122,20 +123,13 @@ class MeanFieldCorrection(nn.Module):
 
     :param nn.Module network: called with the neighbourhoods, the field and its mean field's
         marginals :math:`m`, ``(N, C)``; returns :math:`a`, ``(N, C)``, and :math:`s`.
-    :param float kappa: and ``gamma``, ``epsilon`` as for :class:`~pyro_nmm.models.FreeNMM`.
     :param options: keywords of :func:`~pyro_nmm.guides.mean_field`, which runs in every call
         without ``marginals``: few sweeps and starts save time if a network serves many fields.
     """
 
-    def __init__(
-        self, network: nn.Module, *, kappa: float = 1.0, gamma: float = 6.0,
-        epsilon: float = 1e-5, **options: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, network: nn.Module, **options: Any) -> None:
         super().__init__()
-        check_positive(kappa=kappa)
-        check_finite(gamma=gamma, epsilon=epsilon)
-        self.network, self.kappa, self.gamma, self.epsilon = network, kappa, gamma, epsilon
-        self.options = options
+        self.network, self.gamma, self.options = network, 6.0, options
 
     def forward(
         self, hood: Neighborhood, field: RandomField, marginals: Tensor | None = None
@@ -149,5 +143,5 @@ class MeanFieldCorrection(nn.Module):
             marginals = mean_field(field, **self.options).marginals
         factors, scores = self.network(hood, field, marginals)
         loops = hood.source == hood.target
-        start = near_marginals(marginals, self.kappa, self.epsilon)
+        start = near_marginals(marginals, 1.0, 1e-5)
         return start * factors, scores + self.gamma * loops.to(scores)

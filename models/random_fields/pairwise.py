@@ -255,9 +255,7 @@ def annealed_log_normalizer(
     larger error are returned: :math:`E[\hat Z] = Z`, so :math:`\log \hat Z` is above
     :math:`\log Z + t` with probability :math:`e^{-t}` at most, and below it if modes are missed.
 
-    The error cannot see a mode that no chain has visited. Chains from a mean field of a strongly
-    coupled field stay in its mode, one of several. Chains from the own terms miss a mode of which
-    the own terms and weak interactions show nothing: give its marginals as ``start``. Cost:
+    The error cannot see a mode that no chain has visited: give marginals in it as ``start``. Cost:
     :math:`O(M K (P C + N C^2))` a step, with ``K`` colours of the graph.
 
     >>> from pyro_nmm.models import grid_edges, ising

@@ -139,15 +139,11 @@ def annotators(there):
     yield [consensus.probs, *consensus.powers.values(), *numbers(consensus.field.prior)]
 
 
-def hidden(there, network=False):
+def hidden(there):
     data, hood, attr = there(*graph(), torch.randn(36, 1))
-    options = {"edge_attr": attr}
-    if network:
-        prior = there(NMMNetwork(GCN(3, 4, 2, 4), num_classes=2))
-        options = {"prior": prior, "inputs": (data.x, data.edge_index)}
     yield
-    field = fit_field(NormalEmission(2), hood, data.x, **options, **FEW)
-    yield [field.probs, leave_one_out(field, data.x, 2), *numbers(field.prior)]
+    field = fit_field(NormalEmission(2), hood, data.x, attr, **FEW)
+    yield [field.probs, leave_one_out(field, data.x), *numbers(field.prior)]
 
 
 def independent(there):
@@ -169,7 +165,6 @@ FITS = {
     "NeighborMixtureClassifier": table,
     "Annotators": annotators,
     "fit_field": hidden,
-    "fit_field of a network": partial(hidden, network=True),
     "mean_field": independent,
 }
 #: Where arguments are made, and where the fit runs; each pair is compared with a fit without any.

@@ -8,7 +8,7 @@ import pandas as pd
 import pyro
 import pytest
 import torch
-from emissions import COUNTS, FEATURES
+from emissions import FEATURES
 from graphs import shared_sources
 from torch_geometric.data import Data
 
@@ -29,7 +29,6 @@ from pyro_nmm.models import (
     FreeNMM,
     NormalEmission,
     PairwiseMRF,
-    PoissonEmission,
     PooledScores,
     StackedNMM,
     annealed_log_normalizer,
@@ -75,7 +74,6 @@ CALLS = {
             HOOD, FreeNMM(HOOD, 2), ising(PAIRS, 0.3, torch.zeros(4)), order=as_(torch.arange(4))
         ).order
     ),
-    "counts of words": lambda as_: PoissonEmission(2).check(HOOD, as_(PATH[:, :4].T)),
     "pair_logits": lambda as_: InnerProductGraph(SCORES).pair_logits(as_(EDGES)),
     "find": lambda as_: HOOD.find(as_(torch.stack([Y, 1 - Y]))),
     "ising": lambda as_: ising(as_(PAIRS), 0.3, torch.zeros(4)).edges,
@@ -109,7 +107,6 @@ OF_NUMBERS = {
     "annealing": lambda as_: annealed_log_normalizer(FIELD, as_(SCORES.exp()), num_steps=200)[0],
     "mean_field": lambda as_: mean_field(FIELD, as_(torch.ones(1, 4, 2) / 2), num_random=0).losses,
     "NormalEmission": lambda as_: field_of(NormalEmission(2), as_(FEATURES)),
-    "PoissonEmission": lambda as_: field_of(PoissonEmission(2), as_(COUNTS)),
     "fit_links": lambda as_: losses_of_links(as_(torch.ones(21, 2))),
 }
 #: Of these only tensors are taken.

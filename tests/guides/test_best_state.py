@@ -110,7 +110,8 @@ def test_half_of_a_field_starts_at_its_mean_field():
 def test_corrections_start_at_the_mean_field_and_improve_it():
     field = field_of(0.4)
     found = mean_field(field)
-    network = MeanFieldCorrection(ConvolutionalNMM(1, channels=16, kernel=5), gamma=40.0)
+    network = MeanFieldCorrection(ConvolutionalNMM(1, channels=16, kernel=5))
+    network.gamma = 40.0
     start = NeighborMixture(HOOD, *network(HOOD, field))
     torch.testing.assert_close(start.marginals(), found.marginals, atol=0.001, rtol=0.0)
     network.gamma = 4.0

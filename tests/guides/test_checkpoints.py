@@ -6,18 +6,16 @@
 import os
 from pathlib import Path
 
-import pyro
 import pytest
 import torch
 from runs import changed, fit, pair, ring
 from torch import nn
-from torch_geometric.nn import MLP
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.checkpoints import digest, load_checkpoint, save_checkpoint
 from pyro_nmm.fitting import Steps
 from pyro_nmm.guides import Chains, fit_mixture
-from pyro_nmm.models import FreeNMM, NMMNetwork, NormalEmission, fit_field, grid_edges, ising
+from pyro_nmm.models import FreeNMM, grid_edges, ising
 
 
 class Killed(BaseException):
@@ -75,16 +73,6 @@ def mixture(scale=1.0, free=True, **options):
     return [mix.marginals(), torch.tensor(losses)]
 
 
-def hidden(data=X, network=False, num_steps=7, **options):
-    pyro.set_rng_seed(1)
-    options |= {"num_steps": num_steps, "num_starts": 2, "num_chains": 2, "num_draws": 2}
-    if network:
-        parts = MLP([2, 8, 3], dropout=0.5, norm=None), MLP([2, 4])
-        options |= {"prior": NMMNetwork(*parts, num_classes=3), "inputs": (X,)}
-    field = fit_field(NormalEmission(3), HOOD, data, **options)
-    return [field.probs, field.samples, torch.tensor(field.score), *field.prior.parameters()]
-
-
 #: By name: the run, and steps after which it is killed. All save every two steps.
 RUNS = {
     "loop": (loop, (1, 4, 9)),
@@ -92,8 +80,6 @@ RUNS = {
     "nmm by chains": (lambda **o: nmm(estimator=Chains(), **o), (3,)),
     "mixture": (mixture, (3, 8)),
     "mixture of two starts": (lambda **o: mixture(free=False, **o), (5,)),
-    "field": (hidden, (1, 5, 8, 12)),
-    "field of a network": (lambda **o: hidden(network=True, **o), (6,)),
 }
 
 
@@ -136,9 +122,6 @@ OTHERS = [
     ("nmm", {"lr": 0.02}),
     ("nmm", {"weight_decay": 0.0}),
     ("mixture", {"scale": 2.0}),
-    ("field", {"data": X + 1}),
-    ("field", {"num_steps": 9}),
-    ("field", {"known": torch.zeros(36, dtype=torch.long)}),
 ]  # fmt: skip
 
 
@@ -146,7 +129,7 @@ OTHERS = [
 def test_a_checkpoint_of_another_run_is_refused(name, change, tmp_path):
     (run, _), path = RUNS[name], tmp_path / "run.pt"
     run(checkpoint=path)
-    with pytest.raises(ValueError, match=r"run\.pt(\.0)? is of another run.*: to resume, use the"):
+    with pytest.raises(ValueError, match=r"run\.pt is of another run.*: to resume, use the"):
         run(checkpoint=path, **change)
 
 

@@ -63,6 +63,9 @@ def test_potential_is_the_sum_over_the_others(half):
     for value in every(half)[::3]:
         same = (full[:, half.nodes] == value).all(1)
         assert torch.isclose(half.log_potential(value).double(), potential[same].logsumexp(0))
+    fewer = half.scaled(0.3).log_potential(every(half)[0])
+    same = (full[:, half.nodes] == every(half)[0]).all(1)
+    assert torch.isclose(fewer, field.scaled(0.3).log_potential(full)[same].logsumexp(0))
     total = half.log_potential(every(half)).double().logsumexp(0)
     assert torch.isclose(total, half.log_normalizer().double(), atol=1e-5)
     assert torch.isclose(half.log_prob(every(half)).exp().sum(), torch.tensor(1.0), atol=1e-5)
@@ -99,27 +102,14 @@ def test_expected_potential_and_its_gradient(half):
     assert ((samples.mean(0) - exact).abs() < 4.5 * error + 1e-5).all()
 
 
-def test_scaled_interactions(half):
-    mix, found = mixture(half), []
-    for field in (half.scaled(0.3), MarginalField(half.field.scaled(0.3), half.stay)):
-        torch.manual_seed(0)
-        found.append((field.expected_potential(mix), field.log_potential(every(half))))
-    torch.testing.assert_close(*found)
-
-
 def test_colors_have_no_interaction_inside(half):
-    """Labels of one color are independent given those of the others."""
-    colors = half.colors()
+    """Log-potentials of two labels of one colour have no mixed difference."""
+    colors, value = half.colors(), torch.zeros(half.num_nodes, dtype=torch.long)
     assert sorted(torch.cat(colors).tolist()) == list(range(half.num_nodes))
-    labels, table = every(half), half.log_prob(every(half)).exp()
-    for color in colors:
-        others = torch.ones(half.num_nodes).index_fill(0, color, 0).bool()
-        same = (labels[:, others] == 1).all(1)
-        joint = table[same] / table[same].sum()
-        one_hot = torch.eye(half.num_classes)[labels[same][:, color]]  # (Q, n, C)
-        marginals = torch.einsum("q,qnc->nc", joint, one_hot)
-        product = torch.einsum("qnc,nc->qn", one_hot, marginals).prod(1)
-        assert torch.allclose(joint, product, atol=1e-5)
+    for pair in (pair for color in colors for pair in torch.combinations(color)):
+        one = [value.index_fill(0, place, 1) for place in (pair[:0], pair[:1], pair[1:], pair)]
+        neither, first, second, both = half.log_potential(torch.stack(one))
+        torch.testing.assert_close(both + neither, first + second)
 
 
 def test_provenance_of_a_sampled_coupling_and_of_labels():
@@ -201,12 +191,3 @@ def test_refusals(run, match):
     torch.set_default_dtype(torch.float)
     with pytest.raises(ValueError, match=match):
         run()
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_without_edges_one_node_stays(size):
-    unary = torch.randn(size, 2)
-    half = MarginalField(potts(torch.zeros(2, 0, dtype=torch.long), 0.3, unary))
-    assert half.nodes.tolist() == [0]
-    expected = unary[0] + unary[1:].logsumexp(-1).sum()
-    torch.testing.assert_close(half.log_potential(torch.tensor([[0], [1]])), expected)

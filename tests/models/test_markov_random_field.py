@@ -3,8 +3,6 @@
 
 """Markov random fields against sums over all labellings."""
 
-import math
-
 import networkx as nx
 import numpy as np
 import pyro
@@ -66,19 +64,41 @@ def test_exact_against_enumeration(seed, num_nodes, num_classes):
     torch.testing.assert_close(field.log_prob(everything).exp(), probs)
     onehot = torch.eye(num_classes)[everything]
     torch.testing.assert_close(field.marginals(), torch.einsum("q,qnc->nc", probs, onehot))
+    hood = to_hood(nx.gnp_random_graph(num_nodes, 0.6, seed=seed + 1))
+    mix = NeighborMixture(hood, *parameters(hood, num_classes))
+    expected = (mix.log_prob(everything).exp() * potential).sum()
+    torch.testing.assert_close(field.expected_potential(mix), expected)
 
 
-def test_batches():
-    field = random_field(3, 5, 2, batch=(4, 1))
-    y = torch.randint(2, (4, 6, 5))
-    log_prob = field.log_prob(y)
-    assert log_prob.shape == (4, 6)
-    assert field.local_logits(torch.ones(5, 2) / 2).shape == (4, 1, 5, 2)
-    assert field.marginals().shape == (4, 1, 5, 2)
-    for b in range(4):
-        one = PairwiseMRF(field.edges, field.unary[b, 0], field.strength[b, 0], field.interaction)
-        torch.testing.assert_close(log_prob[b], one.log_prob(y[b]))
-        torch.testing.assert_close(field.marginals()[b, 0], one.marginals())
+def test_batches_and_samples():
+    """Each field of a batch alone, and counts of draws."""
+    field = random_field(3, 4, 3, batch=(2, 1))
+    y = torch.randint(3, (2, 6, 4))
+    log_prob, marginals = field.log_prob(y), field.marginals()
+    assert field.local_logits(torch.ones(4, 3) / 3).shape == (2, 1, 4, 3)
+    for b in range(2):
+        one = field.edges, 0.3 * field.unary[b, 0], 0.3 * field.strength[b, 0], field.interaction
+        again = PairwiseMRF(field.edges, field.unary[b, 0], field.strength[b, 0], field.interaction)
+        torch.testing.assert_close(log_prob[b], again.log_prob(y[b]))
+        torch.testing.assert_close(marginals[b, 0], again.marginals())
+    mild = PairwiseMRF(*one)
+    draws = mild.sample((30_000,)) @ 3 ** torch.arange(3, -1, -1)
+    expected = 30_000 * mild.log_prob(labellings(4, 3)).exp()
+    assert expected.min() > 5
+    assert chisquare(draws.bincount(minlength=81), expected).pvalue > 1e-3
+
+
+def test_fields_of_images():
+    """An Ising model is a Potts model of two labels, and a posterior is prior times noise."""
+    edges, image, unary = grid_edges(2, 3), torch.randn(2, 3), torch.randn(6, 2)
+    prior = ising(edges, 0.4, (unary[:, 1] - unary[:, 0]) / 2)
+    torch.testing.assert_close(potts(edges, 0.8, unary).marginals(), prior.marginals())
+    flat, y = ising(edges, 0.8, torch.zeros(6)), labellings(6)
+    noise = torch.distributions.Normal(2.0 * y - 1, 1.5).log_prob(image.flatten()).sum(-1)
+    expected = flat.log_potential(y) + noise
+    torch.testing.assert_close(ising_posterior(image, 0.8, 1.5).log_potential(y), expected)
+    with pyro.plate("images", 3):
+        assert pyro.sample("y", ising(grid_edges(2, 2), 0.3, torch.randn(4))).shape == (3, 4)
 
 
 @pytest.mark.parametrize(("coupling", "log_z"), [(0.3, 225.5606), (0.5, 271.0859)])
@@ -86,50 +106,6 @@ def test_published_normalizers(coupling, log_z):
     # Two independent transfer-matrix programs agreed on these, fields from NumPy's seed 1.
     field = torch.tensor(np.random.RandomState(1).randn(16, 16).ravel() * 0.5)
     assert abs(ising(grid_edges(16, 16), coupling, field).log_normalizer() - log_z) < 1e-4
-
-
-def test_closed_form_of_a_chain():
-    # A chain without fields: Z = 2 (2 cosh J)^(n - 1); the longest that a table can never hold.
-    chain = ising(grid_edges(1, 300), 0.7, torch.zeros(300))
-    expected = math.log(2) + 299 * math.log(2 * math.cosh(0.7))
-    assert abs(chain.log_normalizer() - expected) < 1e-9
-
-
-def test_samples():
-    field = random_field(5, 4, 3)
-    field.unary *= 0.3
-    field.strength *= 0.3
-    draws = field.sample((30_000,)) @ 3 ** torch.arange(3, -1, -1)
-    expected = 30_000 * field.log_prob(labellings(4, 3)).exp()
-    assert expected.min() > 5
-    assert chisquare(draws.bincount(minlength=81), expected).pvalue > 1e-3
-
-
-@settings(max_examples=25)
-@given(st.integers(0, 2**31 - 1), st.integers(2, 5), st.integers(2, 3))
-def test_expected_potential(seed, num_nodes, num_classes):
-    field = random_field(seed, num_nodes, num_classes)
-    hood = to_hood(nx.gnp_random_graph(num_nodes, 0.6, seed=seed + 1))
-    mix = NeighborMixture(hood, *parameters(hood, num_classes))
-    everything = labellings(num_nodes, num_classes)
-    exact = (mix.log_prob(everything).exp() * field.log_potential(everything)).sum()
-    torch.testing.assert_close(field.expected_potential(mix), exact)
-
-
-def test_denoising_is_prior_times_noise():
-    image = torch.randn(2, 3)
-    field, prior = ising_posterior(image, 0.8, 1.5), ising(grid_edges(2, 3), 0.8, torch.zeros(6))
-    for y in labellings(6):
-        noise = torch.distributions.Normal(2.0 * y - 1, 1.5).log_prob(image.flatten()).sum()
-        torch.testing.assert_close(field.log_potential(y), prior.log_potential(y) + noise)
-
-
-def test_potts_of_two_labels_is_ising():
-    edges, unary = grid_edges(2, 3), torch.randn(6, 2)
-    field = (unary[:, 1] - unary[:, 0]) / 2
-    torch.testing.assert_close(
-        potts(edges, 0.8, unary).marginals(), ising(edges, 0.4, field).marginals()
-    )
 
 
 def test_annealing_is_unbiased():
@@ -145,7 +121,6 @@ def test_annealing_is_unbiased():
 GRID = grid_edges(4, 4)
 #: Fields of several modes, in which a mean field is one mode.
 MODES = {
-    "ising": ising(GRID, 1.0, torch.zeros(16)),
     "repelling": ising(GRID, -1.0, torch.zeros(16)),
     "weak field": ising(GRID, 1.0, torch.full((16,), 0.01)),
     "three labels": potts(GRID, 2.0, torch.zeros(16, 3)),
@@ -180,18 +155,14 @@ def test_annealing_warns(coupling, steps, match):
         annealed_log_normalizer(field, one_mode, steps, 32)
 
 
-@pytest.mark.parametrize("name", ["unary", "strength", "interaction"])
-def test_what_cannot_be(name):
+def test_what_cannot_be():
     """The cure of an error: queries are those of a sum that leaves out what cannot be."""
-    table = torch.ones(2, 2) - torch.eye(2)
-    parts = {"unary": torch.randn(4, 2), "strength": torch.ones(4), "interaction": table}
-    parts[name].flatten()[-1] = -torch.inf
-    with pytest.raises(ValueError, match=f"{name} must be finite.*give 100 less than the largest"):
-        PairwiseMRF(EDGES, **parts)
-    parts[name].flatten()[-1] = parts[name].clamp(min=-100).max() - 100
-    field, everything = PairwiseMRF(EDGES, **parts), labellings(4, 2)
-    possible = everything[field.log_potential(everything) > -50]
-    assert 0 < len(possible) < 16
+    unary = torch.randn(4, 2)
+    with pytest.raises(ValueError, match=r"unary must be finite.*give 100 less than the largest"):
+        potts(EDGES, 1.0, unary.index_fill(0, torch.tensor(3), -torch.inf))
+    unary[3, 1] = unary.max() - 100
+    field, everything = potts(EDGES, 1.0, unary), labellings(4, 2)
+    possible = everything[everything[:, 3] == 0]
     log_z = field.log_potential(possible).logsumexp(0)
     torch.testing.assert_close(field.log_normalizer(), log_z)
     probs = (field.log_potential(possible) - log_z).exp()
@@ -201,10 +172,9 @@ def test_what_cannot_be(name):
 def test_cure_of_pairs_in_both_directions():
     """Also of pairs that all have the larger node first, and of self-loops."""
     listed = torch.cat([EDGES.flip(0), EDGES[:, :2], torch.ones(2, 1).long()], 1)
-    with pytest.raises(ValueError, match="pass remove_self_loops") as error:
+    with pytest.raises(ValueError, match=r"remove_self_loops.edges.sort.0..values.unique.dim=1"):
         potts(listed, 1.0, UNARY)
-    cure = str(error.value).split("pass ")[1].removesuffix(", of PyG")
-    edges = eval(cure, {"remove_self_loops": remove_self_loops, "edges": listed})
+    edges = remove_self_loops(listed.sort(0).values.unique(dim=1))[0]
     assert potts(edges, 1.0, UNARY).log_normalizer() == potts(EDGES, 1.0, UNARY).log_normalizer()
 
 
@@ -251,11 +221,6 @@ def test_sampled_couplings_keep_their_provenance():
         assert get_provenance(value) == frozenset("J")
 
 
-def test_in_a_plate():
-    with pyro.plate("images", 3):
-        assert pyro.sample("y", ising(grid_edges(2, 2), 0.3, torch.randn(4))).shape == (3, 4)
-
-
 EDGES, UNARY = grid_edges(2, 2), torch.zeros(4, 2, dtype=torch.double)
 EVEN, FIELD = UNARY + 0.5, potts(EDGES, 1.0, UNARY)
 BATCH = potts(EDGES, torch.ones(2, 1), UNARY)
@@ -269,7 +234,6 @@ def mixture(hood):
 @pytest.mark.parametrize(
     ("run", "match"),
     [
-        (lambda: potts(torch.cat([EDGES, EDGES.flip(0)], 1), 1.0, UNARY), "every pair .* once"),
         (lambda: potts(torch.tensor([[1], [4]]), 1.0, UNARY), r"must hold node ids in 0\.\.3"),
         (lambda: potts(EDGES, torch.zeros(3), UNARY), "strength must have shape"),
         (lambda: PairwiseMRF(EDGES, UNARY, torch.ones(1), torch.tensor([[0.0, 1], [2, 0]])),

@@ -22,7 +22,6 @@ from pyro_nmm.models import (
     MarginalField,
     NormalEmission,
     PairwiseMRF,
-    PoissonEmission,
     PooledScores,
     StackedNMM,
     annealed_log_normalizer,
@@ -46,9 +45,9 @@ def ids(*values):
 
 EDGE, PAIRS, ZERO = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0], [1]]), torch.zeros(5).long()
 PATH = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
-GRID, EYE, COUNTS = grid_edges(1, 3), torch.eye(2), torch.tensor([[0], [1], [2]])
+GRID, EYE = grid_edges(1, 3), torch.eye(2)
 NORMAL = {"mean": torch.zeros(2, 1), "variance": torch.ones(2, 1)}
-FEATURES, RATE = torch.tensor([[0.0], [1.0], [NAN]]), {"rate": torch.ones(2, 1)}
+FEATURES = torch.tensor([[0.0], [1.0], [NAN]])
 
 
 def field(**changes):
@@ -90,9 +89,6 @@ FIELDS = [
     (lambda: NormalEmission(2).log_prob(NORMAL, FEATURES.T), r"data must have shape \(N, 1\)"),
     (lambda: NormalEmission(2).log_prob(NORMAL, [[0.5]]), "data must be a floating-point tensor"),
     (lambda: NormalEmission(2).log_prob(NORMAL, FEATURES / 0), "data must be finite or NaN"),
-    (lambda: PoissonEmission(2).log_prob(RATE, COUNTS - 3), "data must be integer counts.*got -3"),
-    (lambda: PoissonEmission(2).start(FEATURES, PATH), "data must be integer counts"),
-    (lambda: PoissonEmission(2).log_prob({"rate": EYE}, EYE), "data must hold integers"),
 ]  # fmt: skip
 
 PROBS, LABELS, TWO = torch.tensor([[0.5, 0.5], [0.2, 0.8]]), ids(0, 1), ids(True, True)

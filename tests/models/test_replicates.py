@@ -13,7 +13,6 @@ from bounds import PATH, all_choices
 from cases import KINDS
 from graphs import parameters
 from pyro import poutine
-from pyro.contrib.autoname import name_count
 from pyro.infer import Predictive, WeighedPredictive
 from pyro_rows import in_plate
 from torch.nn.functional import one_hot
@@ -79,13 +78,6 @@ def test_weighed_replicates_are_exact(kind, observed, collapsed):
     check(drawn.samples["y"], drawn.log_weights, exact)
 
 
-def test_one_after_the_other():
-    mix, field, guide = case()
-    options = {"num_samples": 400, "parallel": False, "model_guide": partial(field, Y)}
-    drawn = weighed(field, partial(guide, Y), **options)
-    check(drawn.samples["y"], drawn.log_weights, posterior_predictive(mix, Y, PATH))
-
-
 def test_fields_of_a_plate():
     (mix, *programs), fields = case(0.3), torch.tensor([[0, 0, 0], [1, 1, 1]])
     field, guide = (in_plate(program, 2) for program in programs)
@@ -105,37 +97,6 @@ def test_labels_that_are_not_conditioned_on():
     drawn = weighed(rest, partial(guide, Y, known))
     exact = mix.condition(Y, known).marginals()[~known]
     check(drawn.samples["y_rest"], drawn.log_weights, exact)
-
-
-def test_names_that_are_counted():
-    """Of two fields with the same data."""
-    mix, field, guide = case(0.2)
-
-    def twice(program, *y):
-        for _ in range(2):
-            program(*y)
-
-    model, guide = name_count(partial(twice, field)), name_count(partial(twice, guide, Y))
-    drawn = Predictive(model, guide=guide, num_samples=4000, parallel=True)()
-    rates = [drawn[name].double().mean(0) for name in ("y", "y__1")]
-    assert (rates[0] - rates[1]).abs().max() < 0.2  # the orders of two guides differ
-    forgotten = (mix.alpha / mix.alpha.sum(-1, keepdim=True)).mean(0)[1]
-    assert abs(rates[1].mean() - rates[0].mean()) < abs(rates[1].mean() - forgotten)
-
-
-def test_other_nodes_beside_replicates():
-    """Both are drawn from one posterior of ``z``, so equal choices share it."""
-    alpha, logits = torch.full((3, 2), 0.05), torch.tensor([-50.0, 0, 0, -50, -50, 0, -50])
-    known, y = torch.tensor([True, False, False]), torch.tensor([1, 0, 0])
-    field, guide = (partial(f, PATH, alpha, logits, collapsed=True) for f in (nmm, ordered_guide))
-    model, guide = partial(field, None, known, predict=True), partial(guide, y, known)
-    drawn = Predictive(model, guide=guide, num_samples=4000, parallel=True)()
-    exact = (alpha[0, 1] + 1) / (alpha[0].sum() + 1)  # node 1 alone is chosen, by 0 and by 2
-    for name, place in (("y", 0), ("y_rest", 1)):
-        rate = drawn[name][:, place].double().mean()
-        assert (rate - exact).abs() < 4 * (exact * (1 - exact) / 4000).sqrt()
-    both = (drawn["y"][:, 0] == drawn["y_rest"][:, 1]).double().mean()
-    assert both > 1 - 2 * alpha[0, 0]
 
 
 def test_choices_without_their_labels():
