@@ -9,6 +9,7 @@ from pyro_nmm.models.annotators import (
     accuracy,
     information,
 )
+from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.hidden import (
     Emission,
     FieldPrior,
@@ -19,7 +20,6 @@ from pyro_nmm.models.hidden import (
     hidden_field,
     leave_one_out,
 )
-from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import (
     Compatibility,
     FreeNMM,

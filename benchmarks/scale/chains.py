@@ -21,6 +21,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import barabasi_albert_graph
 
 from benchmarks.shared import tables
+from benchmarks.shared.backbones import gcn
 from benchmarks.shared.records import RESULTS, Files, Records, command
 from benchmarks.shared.tables import Cell, average, count, frame, ordered, spread
 from benchmarks.shared.timing import in_turn, peak_memory, timed
@@ -28,7 +29,6 @@ from benchmarks.shared.training import train_nmm
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.guides import Chains, ordered_guide
 from pyro_nmm.models import NMMNetwork, nmm
-from pyro_nmm.models.backbones import gcn
 
 NUM_NODES, NUM_LINKS = 20_000, 50_000  # of one labelling; a link has two directions
 KAPPA, BETA = 0.4, 1.0

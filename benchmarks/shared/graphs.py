@@ -1,16 +1,36 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Communities of a graph, and the loop that fits a network to it."""
+"""Planetoid's graphs, communities of a graph, and the loop that fits a network to it."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import networkx as nx
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch_geometric.data import Data
+from torch_geometric.datasets import Planetoid
+from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import to_networkx
+
+from pyro_nmm.sparse import to_csr
+
+PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
+
+
+def planetoid(name: str, root: Path | None = None) -> Data:
+    """A graph of PyG with the public split. Rows of features sum to one; bags of words are sparse.
+
+    :param root: folder that holds ``Cora/raw`` and the like; default ``~/.cache/pyro-nmm``.
+    """
+    folder = str(root or Path.home() / ".cache" / "pyro-nmm")
+    data = Planetoid(folder, PLANETOID[name], transform=NormalizeFeatures())[0]
+    # Dense products are faster for PubMed's features.
+    if (data.x != 0).double().mean() < 0.05:
+        data.x = to_csr(data.x)
+    return data
 
 
 def louvain(data: Data, resolution: float, probs: Tensor | None = None, seed: int = 0) -> Tensor:

@@ -36,11 +36,10 @@ from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_un
 
 from benchmarks.nodes import node_scores
 from benchmarks.on_top import network, shuffled, trained
-from benchmarks.shared.graphs import descend
+from benchmarks.shared.graphs import descend, planetoid
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import in_a_process, peak_memory, timed
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets import planetoid
 from pyro_nmm.models import StackedNMM, temperature_scaling
 from pyro_nmm.models.tabular import NeighborMixtureClassifier
 

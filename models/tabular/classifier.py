@@ -25,7 +25,7 @@ from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph,
 
 from pyro_nmm import Neighborhood, Posterior
 from pyro_nmm.arguments import check_integers
-from pyro_nmm.datasets.entries import seeded
+from pyro_nmm.datasets import seeded
 from pyro_nmm.edges import edges_of
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import as_array, check_names, check_same_order, is_missing

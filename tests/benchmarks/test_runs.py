@@ -28,13 +28,14 @@ import benchmarks.tabular.run as tabular
 from benchmarks.crowds.tables import TABLES as CROWDS
 from benchmarks.latent import annotators
 from benchmarks.latent.tables import TABLES as LATENT
+from benchmarks.links.data import link_split
 from benchmarks.links.tables import FIGURES, TABLES
 from benchmarks.nodes import fits, spn
 from benchmarks.on_top import data, sets, stages
 from benchmarks.on_top.tables import TABLES as ON_TOP
 from benchmarks.shared.records import pick, read
 from benchmarks.tabular.run import KINDS
-from pyro_nmm.datasets import digits, link_split, random_split
+from pyro_nmm.datasets import digits, random_split
 
 
 def test_crowds(twice, smaller, monkeypatch, tmp_path):

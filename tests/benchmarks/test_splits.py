@@ -18,14 +18,14 @@ from torch_geometric.utils import index_to_mask
 
 import benchmarks.crowds.run as crowds
 import benchmarks.links.run as links
+from benchmarks.links.data import link_split
 from benchmarks.links.run import LinksSAGE
 from benchmarks.nodes import fits, spn
 from benchmarks.on_top import data, rivals
 from benchmarks.tabular import run as tabular
 from benchmarks.tabular.run import KINDS, Table, log_probs
 from pyro_nmm import NeighborMixture
-from pyro_nmm.datasets import digits, link_split, random_split
-from pyro_nmm.datasets.nodes import inner_edges
+from pyro_nmm.datasets import digits, inner_edges, random_split
 from pyro_nmm.sparse import identity
 
 

@@ -10,10 +10,10 @@ import torch
 from graphs import house, shared_sources, to_hood
 from torch_geometric.data import Data
 
+from benchmarks.shared.backbones import mlp
 from pyro_nmm import NeighborMixture
 from pyro_nmm.guides import fit_nmm
 from pyro_nmm.models import Compatibility, FreeNMM, NMMNetwork, compatibility
-from pyro_nmm.models.backbones import mlp
 
 
 def test_counts_of_edges():

@@ -12,9 +12,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import (
     inner_edges,
     letters,
-    link_split,
     random_split,
-    select_split,
 )
 from pyro_nmm.models import (
     Compatibility,
@@ -96,7 +94,7 @@ FIELDS = [
 ]  # fmt: skip
 
 PROBS, LABELS, TWO = torch.tensor([[0.5, 0.5], [0.2, 0.8]]), ids(0, 1), ids(True, True)
-IMAGE, TREE = torch.zeros(3, 8, 8), torch.stack([torch.arange(20), torch.arange(1, 21)])
+IMAGE = torch.zeros(3, 8, 8)
 SMALL = Neighborhood(EDGE, 2)
 MASKS = {f"{name}_mask": torch.eye(4) > 0 for name in ("train", "val", "test")}
 SPLIT = Data(num_nodes=4, y=torch.zeros(4), **MASKS)
@@ -118,13 +116,6 @@ SCORES = [
     (lambda: random_split(SPLIT, NAN, 0.3, 0.3, 0), "train, val and test must .* got nan"),
     (lambda: random_split(SPLIT, 0.3, "3", 0.3, 0), "train, val and test must .* 3, 0.3 of"),
     (lambda: random_split(SPLIT, 0.3, 0.3, 0.3, "a"), "seed must be an integer, got 'a'"),
-    (lambda: random_split(Data(num_nodes=4), 0.2, 0.2, 0.2, 0), "data has no y"),
-    (lambda: select_split(SPLIT, "1"), r"split must be in 0\.\.3, got '1'"),
-    (lambda: select_split(Data(num_nodes=4)), "data has no .*_mask"),
-    (lambda: link_split(TREE, NAN, 0), "num_nodes must be a positive integer, got nan"),
-    (lambda: link_split(TREE + 9, 21, 0), "edge_index holds node id 28"),
-    (lambda: link_split(TREE, 21, 0.5), "seed must be an integer, got 0.5"),
-    (lambda: link_split(TREE, 21, 0, val=NAN), "val must be a finite number, got nan"),
     (lambda: inner_edges(EDGE + 7, TWO), "edge_index holds node id 8, but ids lie in 0..1"),
     (lambda: inner_edges(EDGE + 0.5, TWO), "edge_index must hold integers"),
     (lambda: inner_edges(EDGE, LABELS), "mask must be a boolean mask"),
