@@ -266,7 +266,7 @@ class _Encoder(nn.Module):
         if x.layout == torch.strided:
             return F.dropout(x, self.dropout, self.training)
         values = F.dropout(x.values(), self.dropout, self.training)
-        return sparse_csr(x.crow_indices(), x.col_indices(), values, tuple(x.shape))
+        return sparse_csr(x.crow_indices(), x.col_indices(), values, (x.shape[0], x.shape[1]))
 
 
 @with_options
@@ -316,5 +316,5 @@ def fit_links(
         return elbo.loss_and_grads(model, guide, edge_index, x, held_out)
 
     with pyro.get_param_store().scope():
-        known = {"x": x, "edge_index": edge_index, "held_out": held_out}
+        known: dict[str, Any] = {"x": x, "edge_index": edge_index, "held_out": held_out}
         return options.train(pair, optimizer, backward, **known)

@@ -24,7 +24,6 @@ from pyro_nmm.models.networks import (
     Compatibility,
     FreeNMM,
     NMMNetwork,
-    ParameterNetwork,
     Parameters,
     compatibility,
 )
@@ -53,7 +52,7 @@ from pyro_nmm.models.stacked import (
 __all__ = [
     "DGLFRM", "Annotators", "Compatibility", "Consensus", "ConvolutionalNMM",
     "Emission", "FieldPrior", "FreeNMM", "HiddenField", "MarginalField", "MeanFieldCorrection",
-    "NMMNetwork", "NormalEmission", "PairwiseMRF", "ParameterNetwork", "Parameters",
+    "NMMNetwork", "NormalEmission", "PairwiseMRF", "Parameters",
     "PoissonEmission", "PooledScores", "StackedNMM", "accuracy",
     "annealed_log_normalizer", "coarse_to_fine", "compatibility", "edge_weights", "fit_field",
     "grid_edges", "hidden_field", "information", "ising", "ising_posterior", "leave_one_out",

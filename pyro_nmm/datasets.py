@@ -61,14 +61,14 @@ def _as_seed(seed: Any) -> int:
     return int(seed)
 
 
-def digits(num_neighbors: int = 8) -> Data:
-    """scikit-learn's images of digits, ``(N, 64)`` in [0, 1], and the graph of nearest neighbours.
+def digits() -> Data:
+    """scikit-learn's images of digits, ``(N, 64)`` in [0, 1], each with its 8 nearest neighbours.
 
     >>> digits()
     Data(x=[1797, 64], edge_index=[2, 19854], y=[1797])
     """
     images = extra("sklearn.datasets", "digits").load_digits()
-    graph = extra("sklearn.neighbors", "digits").kneighbors_graph(images.data, num_neighbors)
+    graph = extra("sklearn.neighbors", "digits").kneighbors_graph(images.data, 8)
     edge_index = to_undirected(from_scipy_sparse_matrix(graph)[0])
     x = torch.tensor(images.data, dtype=torch.float) / 16
     return Data(x=x, edge_index=edge_index, y=torch.tensor(images.target))

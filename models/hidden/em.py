@@ -82,8 +82,8 @@ def fit_field(
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
         hops, for the attention of :class:`FieldPrior`; default flat attention.
     :param Tensor known: ``(N,)`` true labels of some nodes, -1 elsewhere.
-    :param prior: a :class:`~pyro_nmm.models.ParameterNetwork` in place of :class:`FieldPrior`, such
-        as an :class:`~pyro_nmm.models.NMMNetwork` of node features, called as
+    :param prior: a network to :class:`~pyro_nmm.models.Parameters` in place of :class:`FieldPrior`,
+        such as an :class:`~pyro_nmm.models.NMMNetwork` of node features, called as
         ``prior(hood, *inputs)``. A copy is trained, with weight decay of its matrices. Its own log
         prior density is ``prior.log_prior()``, if there.
     :param options: keywords of :class:`~pyro_nmm.models.hidden.FieldRun`.

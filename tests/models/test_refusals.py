@@ -105,8 +105,8 @@ def scaled(scores=PROBS, y=LABELS, held_out=TWO):
     return temperature_scaling(scores, y, held_out)
 
 
-def counted(y=LABELS, observed=TWO, num_classes=2, *strength):
-    return compatibility(SMALL, y, observed, num_classes, *strength)
+def counted(y=LABELS, observed=TWO, num_classes=2):
+    return compatibility(SMALL, y, observed, num_classes)
 
 
 SCORES = [
@@ -133,8 +133,6 @@ SCORES = [
     (lambda: counted(LABELS, TWO[:1]), r"observed must be a boolean mask \(N,\)"),
     (lambda: counted(LABELS, ids(0, 0, 1)), "observed must be a boolean mask"),
     (lambda: counted(num_classes=2.5), "num_classes must be an integer of at least 2"),
-    *((lambda bad=bad: counted(LABELS, TWO, 2, bad), "strength must be positive and finite, got")
-      for bad in (-1.0, 0.0, NAN, INF)),
     (lambda: Compatibility(FreeNMM(SMALL, 2), "2"), "num_classes must be an integer"),
     (lambda: PooledScores(2)(PROBS.expand(3, 2, 2)), r"terms must have shape \(4, N, 2\)"),
     (lambda: PooledScores(2)(PROBS.tolist()), "terms must be a floating-point tensor"),
