@@ -12,13 +12,16 @@ from pathlib import Path
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
+from torch_geometric.datasets import Planetoid
+from torch_geometric.transforms import NormalizeFeatures
 from torchmetrics.functional.classification import multiclass_calibration_error
 from tqdm import tqdm
 
-from pyro_nmm.datasets import digits, planetoid, random_split, select_split
+from pyro_nmm.datasets import digits, random_split
 
 #: Graphs of node_classification.py and distributed.py.
-GRAPHS = "digits", "cora", "citeseer", "pubmed"
+PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
+GRAPHS = ("digits", *PLANETOID)
 #: A bar on a terminal, and nothing in a log.
 progress_bar = partial(tqdm, unit="step", disable=None, dynamic_ncols=True)
 
@@ -54,7 +57,8 @@ def scores(probs: Tensor, y: Tensor, least: float = 1e-6) -> dict[str, float]:
 
 
 def load_graph(name: str, root: Path | None, split: int = 0) -> Data:
-    """A graph with a split."""
+    """A graph with a split: of the digits a random one, of other graphs the public one."""
     if name == "digits":
         return random_split(digits(), train=0.05, val=0.1, test=0.5, seed=split)
-    return select_split(planetoid(name, root), split)
+    folder = str(root or Path.home() / ".cache" / "pyro-nmm")
+    return Planetoid(folder, PLANETOID[name], transform=NormalizeFeatures())[0]

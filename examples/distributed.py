@@ -64,7 +64,6 @@ def start() -> tuple[int, int, torch.device]:
 
 
 def prepare(data: Data) -> Data:
-    data.x = data.x.to_dense()
     # Degrees of the whole graph: degrees in a batch are too small at its border.
     data.edge_index, data.edge_weight = gcn_norm(data.edge_index, num_nodes=data.num_nodes)
     return data

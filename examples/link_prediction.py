@@ -25,10 +25,10 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
+from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import from_networkx
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets import LinkSplit, link_split
 from pyro_nmm.guides import DGLFRMGuide, fit_links
 from pyro_nmm.models import DGLFRM
 from pyro_nmm.sparse import identity
@@ -51,23 +51,30 @@ def load(args) -> tuple[Data, list[str]]:
     return data, [str(i) for i in range(200)]
 
 
-def build(args, data: Data, split: LinkSplit, guide: str) -> DGLFRMGuide:
+def split_links(data: Data, seed: int) -> list[Data]:
+    """Graphs with 85 percent of the links, and with labelled pairs to validate and to test."""
+    torch.manual_seed(seed)
+    options = {"is_undirected": True, "add_negative_train_samples": False}
+    return RandomLinkSplit(num_val=0.05, num_test=0.1, **options)(data)
+
+
+def build(args, train: Data, guide: str) -> DGLFRMGuide:
     target = DGLFRM(
-        data.num_nodes, args.num_communities, data.num_features if data.has_features else 0,
+        train.num_nodes, args.num_communities, train.num_features if train.has_features else 0,
         hidden=(args.hidden, args.hidden // 2), concentration=args.concentration,
     )  # fmt: skip
-    hood = None if guide == "original" else Neighborhood(split.train, data.num_nodes)
+    hood = None if guide == "original" else Neighborhood(train.edge_index, train.num_nodes)
+    widths = args.hidden, 16
     pair = DGLFRMGuide(
-        target, data.num_features, hood, hidden=args.hidden, dropout=args.dropout, gamma=args.gamma
+        target, train.num_features, hood, hidden=widths, dropout=args.dropout, gamma=args.gamma
     )
     return pair.to(args.device)
 
 
-def evaluate(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, part: str = "test") -> dict:
+def evaluate(pair: DGLFRMGuide, train: Data, test: Data) -> dict:
     """Area under the ROC curve and average precision of held-out links, in percent."""
-    true, false = getattr(split, part), getattr(split, part + "_false")
-    logits = pair.link_logits(torch.cat([true, false], 1), split.train, x).cpu()
-    labels = torch.arange(len(logits)) < true.shape[1]
+    logits = pair.link_logits(test.edge_label_index, train.edge_index, train.x).cpu()
+    labels = test.edge_label.cpu()
     return {
         "AUC": 100 * roc_auc_score(labels, logits),
         "AP": 100 * average_precision_score(labels, logits),
@@ -76,37 +83,37 @@ def evaluate(pair: DGLFRMGuide, split: LinkSplit, x: Tensor, part: str = "test")
 
 def main(args) -> dict:
     data, names = load(args)
-    split = link_split(data.edge_index, data.num_nodes, args.seed)
-    data, split = data.to(args.device), split.to(args.device)
+    train, val, test = (part.to(args.device) for part in split_links(data, args.seed))
+    held_out = torch.cat([val.edge_label_index, test.edge_label_index], 1)
     result, pairs, curves = {}, {}, {}
     for guide in args.guide:
         pyro.clear_param_store()
         pyro.set_rng_seed(args.seed)
-        pairs[guide] = build(args, data, split, guide)
+        pairs[guide] = build(args, train, guide)
         start = time.perf_counter()
         curves[guide] = fit_links(
-            pairs[guide], split, data.x, num_steps=args.num_steps,
+            pairs[guide], train.edge_index, train.x, held_out, num_steps=args.num_steps,
             progress=partial(progress_bar, desc=NAMES[guide]),
         )  # fmt: skip
         seconds = (time.perf_counter() - start) / args.num_steps
         last = curves[guide][-len(curves[guide]) // 10 :]
-        result[guide] = evaluate(pairs[guide], split, data.x)
+        result[guide] = evaluate(pairs[guide], train, test)
         result[guide] |= {"loss": sum(last) / len(last), "s/step": seconds}
     print(f"{'':12}" + "".join(f"{name:>10}" for name in result[guide]))
     for guide, row in result.items():
         values = zip(row.values(), (2, 2, 4, 4), strict=True)
         print(f"{NAMES[guide]:12}" + "".join(f"{v:10.{digits}f}" for v, digits in values))
-    links, tested = data.num_edges // 2, split.test.shape[1]
+    links, tested = data.num_edges // 2, int(test.edge_label.sum())
     print(f"{data.num_nodes} nodes, {links} links, {tested} of them for testing")
     if args.output:
-        groups = communities(list(pairs.values())[-1], split, data.x)
+        groups = communities(list(pairs.values())[-1], train)
         curves = {NAMES[guide]: curve for guide, curve in curves.items()}
         draw(args.output, data, names, *groups, curves)
     return result
 
 
 def communities(
-    pair: DGLFRMGuide, split: LinkSplit, x: Tensor, number: int = 6, num_samples: int = 50
+    pair: DGLFRMGuide, train: Data, number: int = 6, num_samples: int = 50
 ) -> tuple[Tensor, Tensor]:
     """
     Community of every node, largest first, and the node's fit to it, by clustering the vectors
@@ -114,9 +121,11 @@ def communities(
     """
     pair.eval()
     with torch.no_grad():
-        draws = [pair.target.decoder(pair.guide(split.train, x)) for _ in range(num_samples)]
+        draws = [
+            pair.target.decoder(pair.guide(train.edge_index, train.x)) for _ in range(num_samples)
+        ]
     factors = F.normalize(torch.stack(draws).mean(0), dim=-1).cpu()
-    clusters = KMeans(min(number, len(x)), n_init=10, random_state=0).fit(factors.numpy())
+    clusters = KMeans(min(number, train.num_nodes), n_init=10, random_state=0).fit(factors.numpy())
     label = torch.from_numpy(clusters.labels_).long()
     fit = (factors * torch.from_numpy(clusters.cluster_centers_)[label]).sum(-1)
     rank = label.bincount().argsort(descending=True).argsort()

@@ -23,25 +23,57 @@ import torch
 from common import GRAPHS, load_graph, options, progress_bar
 from common import scores as label_scores
 from drawing.node_classification import draw
+from torch import nn
+from torch.nn import functional as F
 from torch.nn.functional import cross_entropy, one_hot
+from torch_geometric.nn import APPNP, GAT, GCN, MLP, Sequential
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import inner_edges
 from pyro_nmm.guides import fit_nmm
 from pyro_nmm.models import NMMNetwork, StackedNMM, temperature_scaling
-from pyro_nmm.models.backbones import appnp, gat, gcn
 
-BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp}
+BACKBONES = "gcn", "gat", "appnp"
+
+
+class RandomInput(nn.Module):
+    """A network with dropout of its input, and of all features of a node (Feng et al. 2020)."""
+
+    def __init__(self, network, dropout: float, drop_nodes: float) -> None:
+        super().__init__()
+        self.network, self.dropout, self.drop_nodes = network, dropout, drop_nodes
+
+    def forward(self, x, edge_index):
+        kept = F.dropout(x.new_ones(len(x), 1), self.drop_nodes, self.training)
+        return self.network(F.dropout(x, self.dropout, self.training) * kept, edge_index)
+
+
+def make(kind: str, num_features: int, width: int, dropout: float, drop_nodes=0.0, layers=2):
+    """A network of the paper, or one layer of it for the attention."""
+    many, one = {"dropout": dropout}, layers == 1
+    if kind == "gcn":
+        hidden = width if one else 16
+        network = GCN(num_features, hidden, layers, width, cached=True, **many)
+    elif kind == "gat":
+        hidden = width if one else 8 * 16
+        network = GAT(num_features, hidden, layers, width, act="elu", heads=8, **many)
+    else:
+        steps = [
+            (MLP([num_features, 64, width], norm=None, **many), "x -> x"),
+            (APPNP(K=10, alpha=0.1, cached=True), "x, edge_index -> x"),
+        ]
+        network = Sequential("x, edge_index", steps)
+    return RandomInput(network, dropout, drop_nodes)
 
 
 def networks(args, data, num_classes: int):
     """Backbone of the classifier, and the one or two backbones of the NMM."""
-    backbone = partial(BACKBONES[args.backbone], data.num_features, dropout=args.dropout)
+    backbone = partial(make, args.backbone, data.num_features, dropout=args.dropout)
     alone, width = backbone(num_classes), 64 if args.backbone == "gcn" else 32
     if args.shared:
         parts = (backbone(num_classes + width, drop_nodes=0.5), None)
     else:
-        parts = (backbone(num_classes, drop_nodes=0.5), backbone(width, attention=True))
+        parts = (backbone(num_classes, drop_nodes=0.5), backbone(width, layers=1))
     return alone, NMMNetwork(*parts, num_classes=num_classes, floor=0.1, gamma=2.0)
 
 

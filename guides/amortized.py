@@ -43,7 +43,7 @@ class AmortizedNMM(SharedForward):
     >>> program.mixture(x, edge_index).condition(y, train, num_samples=16).predict()[:2]
     tensor([0, 1])
 
-    :param network: a :class:`~pyro_nmm.models.ParameterNetwork` with ``alpha`` ``(N, C)``.
+    :param network: a network to :class:`~pyro_nmm.models.Parameters` with ``alpha`` ``(N, C)``.
     :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
     :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`.
     :param str name: of the network's parameters in Pyro's store.
@@ -117,7 +117,7 @@ def fit_nmm(
     A larger program has the same loss by :class:`~pyro_nmm.guides.AmortizedNMM` and SVI. Pyro's
     parameter store is left as it was.
 
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` of ``x`` and
+    :param nn.Module network: a network to :class:`~pyro_nmm.models.Parameters` of ``x`` and
         ``edge_index``, such as :class:`~pyro_nmm.models.NMMNetwork`, or
         :class:`~pyro_nmm.models.Compatibility` for heterophilous graphs.
     :param Data data: with ``x``, ``edge_index``, and integer labels ``y`` ``(N,)``, read in

@@ -23,25 +23,21 @@ from pyro_nmm.arguments import (
     check_edge_index,
     check_finite,
     check_integers,
-    check_positive,
     check_range,
     expect,
 )
 from pyro_nmm.caching import LastCall
-from pyro_nmm.datasets.links import LinkSplit
-from pyro_nmm.distributions.inner_product import observed_edges
-from pyro_nmm.distributions.memberships import StickShares, relaxed_logits, stick_logits
+from pyro_nmm.distributions.memberships import relaxed_logits
 from pyro_nmm.fitting import Steps, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_hood
-from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide
+from pyro_nmm.guides.mixture import MarginalGuide
 from pyro_nmm.guides.shared_forward import evaluation
-from pyro_nmm.models.backbones import RandomInput
-from pyro_nmm.models.links import DGLFRM
+from pyro_nmm.models.dglfrm import DGLFRM, StickShares, observed_edges, stick_logits
 from pyro_nmm.models.networks import attention_scores, register
-from pyro_nmm.sparse import sparse_csr
+from pyro_nmm.sparse import sparse_csr, to_csr
 
-#: Unbiased for few communities; biased, of little variance; unbiased by two draws of every node.
-ESTIMATORS = "pathwise", "linear", "local"
+#: Random nodes and features of ``"local"``, whose pairs stand for all.
+NUM_COLUMNS = 128
 
 
 class DGLFRMGuide(nn.Module):
@@ -53,11 +49,11 @@ class DGLFRMGuide(nn.Module):
         v_{ik} &\sim \mathrm{Kumaraswamy}(\hat a_k, \hat b_k), \qquad
         r_{ik} \sim \mathrm{Normal}(\mu_{ik}, \varsigma_{ik}), \\
         \lambda_{ik} &= \ell_{ik} + \log \frac{\pi_{ik}}{1 - \pi_{ik}}, \qquad
-        s_{ik} \sim \mathrm{Logistic}(\lambda_{c_i k} / \tau, 1 / \tau)
+        s_{ik} \sim \mathrm{Logistic}(\lambda_{c_i k}, 1)
 
     with :math:`c_i = i` in the original. With ``hood``, :math:`c_i` is a neighbour, chosen by
     attention :math:`L_{ij} \propto \exp(\omega^2 \cos(u_i, u_j) + \gamma \delta(i = j))`, and
-    summed out. With ``marginal=False`` guide and :meth:`model` have a site ``c`` instead.
+    summed out.
 
     >>> from pyro.infer import TraceMeanField_ELBO
     >>> from torch_geometric.datasets import KarateClub
@@ -68,63 +64,59 @@ class DGLFRMGuide(nn.Module):
     >>> pair.link_logits(torch.tensor([[0, 0], [1, 9]]), data.edge_index, data.x).shape
     torch.Size([2])
 
-    Sites ``v``, ``s`` and ``r`` have event shape ``(N, K)``, ``c`` has ``(N,)``. Use
-    ``TraceMeanField_ELBO``, which has the divergences of ``v`` and ``r`` in closed form, or
-    ``Trace_ELBO``; with a site ``c`` use ``TraceGraph_ELBO``. Scale or mask all sites equally.
+    Sites ``v``, ``s`` and ``r`` have event shape ``(N, K)``. Use ``TraceMeanField_ELBO``, which has
+    the divergences of ``v`` and ``r`` in closed form, or ``Trace_ELBO``. Scale or mask all sites
+    equally.
 
-    :param DGLFRM target: the model; ``num_features`` is the number of columns of ``x``.
+    :param DGLFRM target: the model.
+    :param int num_features: the number of columns of ``x``.
     :param Neighborhood hood: of the training edges; ``None`` for the original guide.
-    :param int hidden: width of the network's first layer; ``width`` is the width of :math:`u`.
+    :param tuple hidden: widths of the network's first layer, and of :math:`u`.
     :param float dropout: of the features and of the first layer's output.
-    :param float temperature: :math:`\tau`.
     :param float gamma: initial value of the learned :math:`\gamma`.
-    :param str estimator: of the derivative towards the attention, see
-        :class:`~pyro_nmm.MembershipMixture`; or ``"local"``, unbiased: it compares two draws of
-        each node's memberships, in a random half of the steps, one particle at a time.
-    :param int num_columns: random nodes and features that ``"local"`` uses; ``None`` for all.
-    :param bool own_attention: whether the network of :math:`u` has a first layer of its own.
-    :param str name: of the parameters in Pyro's store.
+    :param str estimator: of the derivative towards the attention. ``"local"`` is unbiased: it
+        compares two draws of each node's memberships, in a random half of the steps, one particle
+        at a time. ``"linear"`` is biased, see :class:`~pyro_nmm.MembershipMixture`.
     """
 
     def __init__(
-        self, target: DGLFRM, num_features: int, hood: Neighborhood | None = None, *,
-        hidden: int = 32, width: int = 16, dropout: float = 0.5, temperature: float = 1.0,
-        gamma: float = 0.0, marginal: bool = True, estimator: str = "local",
-        num_columns: int | None = 128, own_attention: bool = False, name: str = "dglfrm_guide",
-    ) -> None:  # fmt: skip
+        self,
+        target: DGLFRM,
+        num_features: int,
+        hood: Neighborhood | None = None,
+        *,
+        hidden: tuple[int, int] = (32, 16),
+        dropout: float = 0.5,
+        gamma: float = 0.0,
+        estimator: str = "local",
+    ) -> None:
         super().__init__()
-        if estimator not in ESTIMATORS:
-            raise ValueError(f"estimator must be one of {ESTIMATORS}, got {estimator!r}")
-        check_integers(1, num_features=num_features, hidden=hidden, width=width)
-        check_positive(temperature=temperature)
+        if estimator not in ("local", "linear"):
+            raise ValueError(f'estimator must be "local" or "linear", got {estimator!r}')
+        check_integers(1, num_features=num_features)
         check_finite(gamma=gamma)
-        if num_columns is not None:
-            check_integers(1, num_columns=num_columns)
         if hood is not None:
             check_hood(hood)
             if hood.num_nodes != (size := target.num_nodes):
                 raise ValueError(f"hood must have the {size} nodes of target, got {hood.num_nodes}")
-        self.target, self.hood, self.name = target, hood, name
-        self.temperature, self.num_columns = temperature, num_columns
+        self.target, self.hood, self.name = target, hood, f"{target.name}_guide"
         self._last_check = LastCall()
-        widths = [target.num_communities] * 3 + ([] if hood is None else [width])
-        self.encoder = _Encoder(num_features, hidden, widths, dropout, gamma, own_attention)
+        widths = [target.num_communities] * 3 + ([] if hood is None else [hidden[1]])
+        self.encoder = _Encoder(num_features, hidden[0], widths, dropout, gamma)
         if hood is None:
             return
         local = estimator == "local"
-        follows = "detached" if local else estimator
 
         def family(hood: Neighborhood, outputs: _Outputs, logits: Tensor) -> MembershipMixture:
-            return MembershipMixture(hood, outputs.log_odds, logits, temperature, follows)
+            follows = "detached" if local else "linear"
+            return MembershipMixture(hood, outputs.log_odds, logits, estimator=follows)
 
-        options: dict[str, Any] = {"family": family, "site": "s", "name": name}
-        if marginal and local:
-            options["credit"] = self._credit
-        kind = MarginalGuide if marginal else MixtureGuide
-        self.memberships: MarginalGuide = kind(hood, self.encoder, self._rest, **options)
+        credit = self._credit if local else None
+        options: dict[str, Any] = {"site": "s", "name": self.name, "credit": credit}
+        self.memberships = MarginalGuide(hood, self.encoder, self._rest, family, **options)
 
     def guide(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
-        r"""Sites ``v``, ``c`` unless it is summed out, ``s`` and ``r``.
+        r"""Sites ``v``, ``s`` and ``r``.
 
         :param Tensor edge_index: ``(2, num_edges)``, both directions of every training edge.
         :param Tensor x: ``(N, F)`` features, dense or ``torch.sparse_csr``; else the identity.
@@ -140,7 +132,7 @@ class DGLFRMGuide(nn.Module):
         if self.hood is None:
             register(self.name, self.encoder)
             outputs, _ = self.encoder(None, *inputs)
-            s = pyro.sample("s", relaxed_logits(outputs.log_odds, self.temperature).to_event(2))
+            s = pyro.sample("s", relaxed_logits(outputs.log_odds, 1.0).to_event(2))
         else:
             outputs, logits = self.memberships.give(inputs)
             s = self.memberships.draw(outputs, logits)
@@ -148,7 +140,7 @@ class DGLFRMGuide(nn.Module):
         return s.sigmoid() * r
 
     def model(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
-        """The target, with the site ``c`` that the guide has."""
+        """The target."""
         register(self.target.name, self.target)
         v = self.target.sticks()
         rest = self._rest if self.hood is None else self.memberships.model
@@ -182,9 +174,8 @@ class DGLFRMGuide(nn.Module):
         return self.target.given(v, edge_index, modelled, held_out)
 
     def _credit(
-        self, family: MembershipMixture, values: dict[str, Tensor], v: Tensor, edge_index: Tensor,
-        x: Tensor, held_out: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+        self, family: MembershipMixture, values: dict[str, Tensor], v: Tensor, *data: Any
+    ) -> Tensor:
         """Zero, with a derivative: gains of nodes times changes of scores between two draws."""
         s, r = values["s"], values["r"]
         if s.dim() > 2:
@@ -194,8 +185,7 @@ class DGLFRMGuide(nn.Module):
             return s.new_zeros(())
         with torch.no_grad():
             others = family.sample()
-            draws, data = (v, s, r, others), (edge_index, x, held_out)
-            gain = self.target.swaps(*draws, *data, self.num_columns)
+            gain = self.target.swaps((v, s, r, others), data, NUM_COLUMNS)
             hood = family.hood
             before, after = (family.choices(t).logits for t in (s, others))
             gain = gain + hood.logsumexp(before) - hood.logsumexp(after)
@@ -214,22 +204,23 @@ class _Outputs(NamedTuple):
 
 
 class _Encoder(nn.Module):
+    """Two graph convolutions, with a head for each output, and the sticks."""
+
     def __init__(
-        self, num_features: int, hidden: int, widths: list[int], dropout: float, gamma: float,
-        own_attention: bool,
-    ) -> None:  # fmt: skip
+        self, num_features: int, hidden: int, widths: list[int], dropout: float, gamma: float
+    ) -> None:
         super().__init__()
-
-        def first() -> RandomInput:
-            return RandomInput(GCNConv(num_features, hidden, bias=False, normalize=False), dropout)
-
-        self.first, self.dropout = first(), dropout
+        self.first, self.dropout = (
+            GCNConv(num_features, hidden, bias=False, normalize=False),
+            dropout,
+        )
         self.heads = nn.ModuleList(GCNConv(hidden, w, bias=False, normalize=False) for w in widths)
         self.log_sticks = nn.Parameter(torch.zeros(2, widths[0]))
         if len(widths) > 3:
             self.omega = nn.Parameter(torch.ones(()))
             self.gamma = nn.Parameter(torch.tensor(float(gamma)))
-        self.attention = first() if own_attention and len(widths) > 3 else None
+        #: A first layer for the attention alone, such as a copy of ``first``.
+        self.attention: nn.Module | None = None
         self._last_graph = LastCall()
 
     def sticks(self, concentration: float) -> Tensor:
@@ -237,7 +228,28 @@ class _Encoder(nn.Module):
         prior = self.log_sticks.new_tensor([[concentration], [1.0]])
         return F.softplus(self.log_sticks + prior + (-(-prior).expm1()).log())
 
+    def forward(
+        self, hood: Neighborhood | None, v: Tensor, edge_index: Tensor, x: Tensor, *_
+    ) -> tuple[_Outputs, Tensor | None]:
+        size, width = v.shape[-2], self.first.in_channels
+        x = expect("x", x, (size, width), kind="float").to(self.log_sticks.dtype)
+        graph = self._normalized(edge_index, size)
+        hidden = [F.leaky_relu(self.first(self._thinned(x), graph), 0.2)] * len(self.heads)
+        if self.attention is not None:
+            hidden[3] = F.leaky_relu(self.attention(self._thinned(x), graph), 0.2)
+        outputs = [
+            head(F.dropout(h, self.dropout, self.training), graph)
+            for head, h in zip(self.heads, hidden, strict=True)
+        ]
+        mean, log_scale, odds = outputs[:3]
+        memberships = _Outputs(odds + stick_logits(v), mean, log_scale.exp())
+        if hood is None:
+            return memberships, None
+        return memberships, attention_scores(hood, outputs[3], self.omega.square(), self.gamma)
+
     def _normalized(self, edge_index: Tensor, num_nodes: int) -> Tensor:
+        """The normalised adjacency matrix, computed once a graph."""
+
         def matrix() -> Tensor:
             check_edge_index(edge_index, num_nodes)  # once a graph, because it reads the ids
             edges, weight = gcn_norm(edge_index, like.new_ones(edge_index.shape[1]), num_nodes)
@@ -248,31 +260,25 @@ class _Encoder(nn.Module):
         like = self.log_sticks
         return self._last_graph.get((edge_index, num_nodes, like.dtype, like.device), matrix)
 
-    def forward(
-        self, hood: Neighborhood | None, v: Tensor, edge_index: Tensor, x: Tensor, *_
-    ) -> tuple[_Outputs, Tensor | None]:
-        network: Any = self.first.network
-        size, width = v.shape[-2], network.in_channels
-        x = expect("x", x, (size, width), kind="float").to(self.log_sticks.dtype)
-        graph = self._normalized(edge_index, size)
-        hidden = [F.leaky_relu(self.first(x, graph), 0.2)] * len(self.heads)
-        if self.attention is not None:
-            hidden[3] = F.leaky_relu(self.attention(x, graph), 0.2)
-        outputs = [head(F.dropout(h, self.dropout, self.training), graph)
-                   for head, h in zip(self.heads, hidden, strict=True)]  # fmt: skip
-        mean, log_scale, odds = outputs[:3]
-        memberships = _Outputs(odds + stick_logits(v), mean, log_scale.exp())
-        if hood is None:
-            return memberships, None
-        return memberships, attention_scores(hood, outputs[3], self.omega.square(), self.gamma)
+    def _thinned(self, x: Tensor) -> Tensor:
+        """Features with dropout; zeros of sparse ones stay zeros."""
+        x = to_csr(x) if x.layout == torch.sparse_coo else x
+        if x.layout == torch.strided:
+            return F.dropout(x, self.dropout, self.training)
+        values = F.dropout(x.values(), self.dropout, self.training)
+        return sparse_csr(x.crow_indices(), x.col_indices(), values, (x.shape[0], x.shape[1]))
 
 
 @with_options
 @with_gradients
 def fit_links(
-    pair: DGLFRMGuide, split: Any, x: Tensor, *,
+    pair: DGLFRMGuide,
+    edge_index: Tensor,
+    x: Tensor,
+    held_out: Tensor | None = None,
+    *,
     options: Steps = Steps(num_steps=500, lr=0.01),
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     r"""Fit a latent feature model and its guide to training edges, as Mehta, Carin and Rai (2019).
 
     .. math::
@@ -280,29 +286,35 @@ def fit_links(
         \min_\theta \; -\frac{1}{N^2} E_q \left[ \log \frac{p(v, b, r, A, X)}{q(v, b, r)} \right]
 
     >>> from torch_geometric.datasets import KarateClub
-    >>> from pyro_nmm.datasets import link_split
+    >>> from torch_geometric.transforms import RandomLinkSplit
     >>> from pyro_nmm.models import DGLFRM
     >>> data = KarateClub()[0]
-    >>> split = link_split(data.edge_index, 34, seed=0)
+    >>> train, val, test = RandomLinkSplit(is_undirected=True)(data)
+    >>> held_out = torch.cat([val.edge_label_index, test.edge_label_index], 1)
     >>> pair = DGLFRMGuide(DGLFRM(34, 8, concentration=4.0), data.num_features)
-    >>> losses = fit_links(pair, split, data.x, num_steps=20)
+    >>> losses = fit_links(pair, train.edge_index, data.x, held_out, num_steps=20)
 
-    :param split: a ``LinkSplit``, or the result of PyG's ``RandomLinkSplit(is_undirected=True)``.
+    :param Tensor edge_index: ``(2, num_edges)``, both directions of every training edge.
     :param Tensor x: ``(N, F)``, see :meth:`DGLFRMGuide.guide`.
+    :param Tensor held_out: ``(2, P)`` pairs, with an edge or without, that no step reads.
     :param options: keywords of :class:`~pyro_nmm.fitting.Steps`.
     :return: every step's loss in nats a pair of nodes, of one draw, at :math:`O(N^2)` a step.
     """
-    split = LinkSplit.of(split)
+    dtype, device = pair.encoder.log_sticks.dtype, pair.encoder.log_sticks.device
     x = expect("x", as_tensor("x", x), (pair.target.num_nodes, "F"), note="one row per node")
-    x = x.to(pair.encoder.log_sticks.dtype)  # once, and not in every step
     if x.is_meta:
         raise ValueError("x must be a tensor with values, got a meta tensor")
+    x = x.to(dtype)  # once, and not in every step
+    edge_index = as_tensor("edge_index", edge_index, device)
+    if held_out is not None:
+        held_out = as_tensor("held_out", held_out, device)
     # Adam's own constant is meant for losses of order one.
     model, guide = (poutine.scale(f, 1 / len(x) ** 2) for f in (pair.model, pair.guide))
     optimizer, elbo = torch.optim.Adam(pair.parameters(), options.lr), TraceMeanField_ELBO()
 
     def backward(step: int) -> float:
-        return elbo.loss_and_grads(model, guide, split.train, x, split.held_out)
+        return elbo.loss_and_grads(model, guide, edge_index, x, held_out)
 
     with pyro.get_param_store().scope():
-        return options.train(pair, optimizer, backward, x=x, **split._asdict())
+        known: dict[str, Any] = {"x": x, "edge_index": edge_index, "held_out": held_out}
+        return options.train(pair, optimizer, backward, **known)

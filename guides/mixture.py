@@ -125,8 +125,8 @@ class MixtureGuide(MarginalGuide):
     with other losses, such as ``RenyiELBO``, the baseline biases the gradient. Cost of a particle:
     the network, the target, and :math:`O(E \log E)`.
 
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork`, called with the inputs
-        of ``model`` and ``guide``, for edges that keep labels.
+    :param nn.Module network: to :class:`~pyro_nmm.models.Parameters`, called with the inputs of
+        ``model`` and ``guide``, for edges that keep labels.
     :param target: a Pyro program with the same inputs, or the :func:`density` of a function.
     :param Tensor order: ``(N,)`` permutation of the node ids, in which :math:`q(c \mid y)` draws.
         Default: one random order, which is tighter than a new one a step.

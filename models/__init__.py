@@ -9,6 +9,7 @@ from pyro_nmm.models.annotators import (
     accuracy,
     information,
 )
+from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.hidden import (
     Emission,
     FieldPrior,
@@ -18,12 +19,10 @@ from pyro_nmm.models.hidden import (
     hidden_field,
     leave_one_out,
 )
-from pyro_nmm.models.links import DGLFRM
 from pyro_nmm.models.networks import (
     Compatibility,
     FreeNMM,
     NMMNetwork,
-    ParameterNetwork,
     Parameters,
     compatibility,
 )
@@ -52,8 +51,8 @@ from pyro_nmm.models.stacked import (
 __all__ = [
     "DGLFRM", "Annotators", "Compatibility", "Consensus", "ConvolutionalNMM",
     "Emission", "FieldPrior", "FreeNMM", "HiddenField", "MarginalField", "MeanFieldCorrection",
-    "NMMNetwork", "NormalEmission", "PairwiseMRF", "ParameterNetwork", "Parameters",
-    "PooledScores", "StackedNMM", "accuracy",
+    "NMMNetwork", "NormalEmission", "PairwiseMRF", "Parameters", "PooledScores", "StackedNMM",
+    "accuracy",
     "annealed_log_normalizer", "coarse_to_fine", "compatibility", "edge_weights", "fit_field",
     "grid_edges", "hidden_field", "information", "ising", "ising_posterior", "leave_one_out",
     "nmm", "node_plate", "potts", "random_blocks",

@@ -5,7 +5,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -44,32 +44,18 @@ class Parameters(NamedTuple):
     ``(..., num_edges)`` in the order of the neighbourhoods, see :func:`~pyro_nmm.edge_values`; and
     label changes by edges, see :mod:`pyro_nmm.relabel`.
 
-    >>> from pyro_nmm import NeighborMixture
-    >>> hood = Neighborhood.grid(1, 2)
-    >>> parameters = Parameters(torch.ones(2, 3), torch.zeros(hood.num_edges))
-    >>> NeighborMixture(hood, *parameters).sample().shape
-    torch.Size([2])
+    Every guide and every fit takes a ``torch.nn.Module`` from neighbourhoods and own inputs to
+    parameters, or to the first two of them, such as :class:`NMMNetwork` or your own:
+
+    >>> class Mine(nn.Module):
+    ...     def forward(self, hood, x):
+    ...         return Parameters(x.exp(), torch.zeros(hood.num_edges))
+    >>> alpha, logits, _ = Mine()(Neighborhood.grid(1, 2), torch.zeros(2, 3))
     """
 
     alpha: Tensor  #: ``(..., N, C)``
     logits: Tensor  #: ``(..., num_edges)``
     relabel: Any = None  #: ``(num_edges, C)`` or ``(..., num_edges, C, C)``
-
-
-class ParameterNetwork(Protocol):
-    r"""A ``torch.nn.Module`` from neighbourhoods and own inputs to :class:`Parameters`, or to
-    :math:`\alpha` ``(..., N, C)`` and logits ``(..., num_edges)`` alone if edges keep labels. Every
-    guide and every fit takes one, such as :class:`NMMNetwork`, or the user's own:
-
-    >>> class Mine(nn.Module):
-    ...     def forward(self, hood, x):
-    ...         return x.exp(), torch.zeros(hood.num_edges)
-    >>> network: ParameterNetwork = Mine()
-    >>> alpha, logits = network(Neighborhood.grid(1, 2), torch.zeros(2, 3))
-    """
-
-    def __call__(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor] | Parameters:
-        """:return: :class:`Parameters`, or the first two of them."""
 
 
 def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor) -> Tensor:
@@ -91,8 +77,9 @@ class NMMNetwork(nn.Module):
         \text{logits}_{ij} = \omega^2 \frac{v_i^\top v_j}{\|v_i\| \|v_j\|}
                              + \gamma \, \delta(i = j)
 
-    with :math:`u, v` from two backbones, or the first ``C`` and the other ``H`` columns of one
-    shared backbone: any modules ``(*inputs) -> (N, width)``; PyG's take ``(x, edge_index)``.
+    with a learned :math:`\omega`, and :math:`u, v` from two backbones, or the first ``C`` and the
+    other ``H`` columns of one shared backbone: any modules ``(*inputs) -> (N, width)``. PyG's take
+    ``(x, edge_index)``.
 
     >>> from torch_geometric.nn import GCN
     >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -106,7 +93,6 @@ class NMMNetwork(nn.Module):
     :param nn.Module attention: backbone for :math:`v`, any width ``H``; ``None`` if shared.
     :param str link: :math:`\sigma`, one of ``"softplus"``, ``"square"``, ``"exp"``.
     :param float floor: positive. One keeps each Dirichlet unimodal.
-    :param float omega: initial :math:`\omega`. Weight decay on it switches the attention off.
     :param float gamma: :math:`\gamma`; a large one switches all other edges off. It is a constant
         unless it is replaced, ``network.gamma = torch.nn.Parameter(network.gamma)``.
 
@@ -115,17 +101,18 @@ class NMMNetwork(nn.Module):
 
     def __init__(
         self, labels: nn.Module, attention: nn.Module | None = None, *, num_classes: int,
-        link: str = "exp", floor: float = 1.0, omega: float = 1.0, gamma: float = 0.0,
+        link: str = "exp", floor: float = 1.0, gamma: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         if link not in LINKS:
             raise ValueError(f"link must be one of {tuple(LINKS)}, got {link!r}")
         check_integers(2, num_classes=num_classes)
         check_positive(floor=floor)
-        check_finite(omega=omega, gamma=gamma)
+        check_finite(gamma=gamma)
         self.labels, self.attention, self.num_classes = labels, attention, num_classes
         self.link, self.floor = link, floor
-        self.omega = nn.Parameter(torch.tensor(float(omega)))
+        #: Weight decay on it switches the attention off.
+        self.omega = nn.Parameter(torch.tensor(1.0))
         self.gamma: Tensor
         self.register_buffer("gamma", torch.tensor(float(gamma)))
 
@@ -225,29 +212,20 @@ class FreeNMM(nn.Module):
         return self.log_alpha.exp(), self.logits
 
 
-def between_nodes(hood: Neighborhood, matrix: Tensor) -> Tensor:
-    """``(num_edges, C, C)``: a matrix ``(C, C)`` for edges between two nodes, else the identity."""
-    _check_nodes(hood)
-    keep = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    return torch.stack([keep, matrix]).index_select(0, (hood.source != hood.target).long())
-
-
 def _check_nodes(hood: Neighborhood) -> None:
     check_hood(hood)
     if hood.bipartite:
         raise ValueError("hood has sources that are no nodes: give relabel for every edge instead")
 
 
-def compatibility(
-    hood: Neighborhood, y: Tensor, observed: Tensor, num_classes: int, strength: float = 1.0
-) -> Tensor:
+def compatibility(hood: Neighborhood, y: Tensor, observed: Tensor, num_classes: int) -> Tensor:
     r"""Frequency of label :math:`k` among neighbours of nodes with label :math:`u`, from the edges
     between observed nodes: the compatibility matrix of Zhu et al. (2021, "Graph Neural Networks
     with Heterophily", AAAI), as :class:`StackedNMM` takes it.
 
     .. math::
 
-        H_{uk} = \frac{n_{uk} + \text{strength} \cdot p_k}{n_u + \text{strength}} ,
+        H_{uk} = \frac{n_{uk} + p_k}{n_u + 1} ,
 
     where :math:`n_{uk}` counts edges from label :math:`u` to label :math:`k`, and :math:`p_k` is
     the share of label :math:`k` among the observed nodes, with one count more for every label.
@@ -259,11 +237,9 @@ def compatibility(
             [0.8667, 0.1333]])
 
     :param Tensor y: ``(N,)`` labels, read where ``observed``, a mask ``(N,)`` or node ids.
-    :param float strength: weight of the prior for every label, in edges; positive.
     :return: ``(C, C)``, rows sum to one. Cost: :math:`O(E)`.
     """
     _check_nodes(hood)
-    check_positive(strength=strength)
     check_integers(2, num_classes=num_classes)
     observed = as_set(observed, hood.num_nodes, hood.device, "observed")
     y, shape = as_tensor("y", y, hood.device, masked=-1), (hood.num_nodes,)
@@ -275,7 +251,7 @@ def compatibility(
     counts = torch.bincount(y[source] * num_classes + y[target], minlength=num_classes**2)
     counts = counts.view(num_classes, num_classes).to(torch.get_default_dtype())
     share = torch.bincount(y[observed], minlength=num_classes) + 1.0
-    return (counts + strength * share / share.sum()) / (counts.sum(1, keepdim=True) + strength)
+    return (counts + share / share.sum()) / (counts.sum(1, keepdim=True) + 1.0)
 
 
 class Compatibility(nn.Module):
@@ -292,7 +268,7 @@ class Compatibility(nn.Module):
     >>> relabel.shape
     torch.Size([7, 2, 2])
 
-    :param nn.Module network: a :class:`~pyro_nmm.models.ParameterNetwork` whose edges keep labels.
+    :param nn.Module network: a network of ``alpha`` and ``logits`` alone.
     """
 
     def __init__(self, network: nn.Module, num_classes: int) -> None:
@@ -306,7 +282,10 @@ class Compatibility(nn.Module):
         """``alpha`` and ``logits`` of the network, and ``relabel``, ``(num_edges, C, C)``."""
         _check_nodes(hood)
         alpha, logits = self.network(hood, *inputs)
-        return Parameters(alpha, logits, between_nodes(hood, self.scores.softmax(-1)))
+        matrix = self.scores.softmax(-1)
+        keep = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        others = (hood.source != hood.target).long()
+        return Parameters(alpha, logits, torch.stack([keep, matrix]).index_select(0, others))
 
 
 def register(name: str, module: nn.Module) -> None:

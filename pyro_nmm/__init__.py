@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.conditionals import EvidenceConditional, OrderedConditional
 from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
-from pyro_nmm.distributions.inner_product import InnerProductGraph
 from pyro_nmm.distributions.memberships import MembershipMixture
 from pyro_nmm.distributions.neighbor_mixture import NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
@@ -22,7 +21,7 @@ if find_spec("pyro_nmm.models") is None:
 __version__ = "0.3.0"
 
 __all__ = [
-    "AveragedPosterior", "ChosenLabels", "EvidenceConditional", "InnerProductGraph",
+    "AveragedPosterior", "ChosenLabels", "EvidenceConditional",
     "MembershipMixture", "NeighborChoice", "NeighborMixture", "Neighborhood", "OrderedConditional",
     "Posterior", "edge_values",
 ]  # fmt: skip

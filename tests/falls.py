@@ -12,8 +12,6 @@ FALLS = {
         ChosenLabels.__init__(choices: no row)
         ChosenLabels.log_prob(value: a row more)
         ChosenLabels.log_prob(value: no row)
-        InnerProductGraph.__init__(factors: a dimension more)
-        InnerProductGraph.__init__(factors: a row more)
         NeighborChoice.log_prob(value: a row more)
         NeighborChoice.log_prob(value: no row)
         Neighborhood.find(choices: a row more)

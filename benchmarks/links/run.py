@@ -22,16 +22,15 @@ from torch_geometric import utils
 from torch_geometric.data import Data
 from torch_geometric.nn import MLP, VGAE, GCNConv, GraphSAGE, Linear
 
-from benchmarks.links.data import link_graph, published_split
+from benchmarks.links.data import LinkSplit, link_graph, link_split, published_split
 from benchmarks.shared import records
+from benchmarks.shared.backbones import RandomInput
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import timed
 from benchmarks.shared.training import steps
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets import LinkSplit, link_split
 from pyro_nmm.guides import DGLFRMGuide, fit_links
 from pyro_nmm.models import DGLFRM
-from pyro_nmm.models.backbones import RandomInput
 
 #: Graphs that settings are searched on. PubMed is too large: a fit takes 15 minutes.
 DATASETS = ["nips12", "yeast", "cora", "citeseer"]
@@ -107,14 +106,21 @@ def build(problem: Problem, guide: str, settings: dict, seed: int) -> DGLFRMGuid
     of_model["num_features"] = data.num_features if data.has_features else 0
     target = DGLFRM(data.num_nodes, **of_model, name=f"{guide} model")
     hood = Neighborhood(problem.split.train, data.num_nodes) if guide == "nmm" else None
-    return DGLFRMGuide(target, data.num_features, hood, **options, name=f"{guide} guide")
+    own = options.pop("own_attention", False)
+    options["hidden"] = options["hidden"], options.pop("width", 16)
+    pair = DGLFRMGuide(target, data.num_features, hood, **options)
+    if own:
+        layer = GCNConv(data.num_features, options["hidden"][0], bias=False, normalize=False)
+        pair.encoder.attention = layer
+    return pair
 
 
 def fit(args, problem: Problem, guide: str, settings: dict, seed: int) -> tuple[DGLFRMGuide, dict]:
     """The fitted guide, and what its row says of the fit. Losses are in nats per pair of nodes."""
     pair, data, split = build(problem, guide, settings, seed), problem.data, problem.split
-    curve, seconds = timed(fit_links, pair, split, data.x, num_steps=args.num_steps or 500)
-    inputs = pair.eval().model, pair.guide, split.train, data.x, split.held_out
+    known = split.train, data.x, split.held_out
+    curve, seconds = timed(fit_links, pair, *known, num_steps=args.num_steps or 500)
+    inputs = pair.eval().model, pair.guide, *known
     with torch.no_grad():
         loss = mean(TraceMeanField_ELBO().loss(*inputs) for _ in range(20)) / data.num_nodes**2
     row = {"settings": settings, "loss in training": mean(curve[-50:]), "loss": loss}

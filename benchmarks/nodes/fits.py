@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from benchmarks.shared import records
+from benchmarks.shared.backbones import appnp, gat, gcn, mlp
+from benchmarks.shared.graphs import planetoid
 from benchmarks.shared.scores import brier, independent_pairs, mean_log_prob
 from benchmarks.shared.training import Consistency, train_classifier, train_nmm
 from pyro_nmm import Neighborhood, NeighborMixture, Posterior
-from pyro_nmm.datasets.nodes import digits, planetoid, random_split, select_split
+from pyro_nmm.datasets import digits, random_split
 from pyro_nmm.models import NMMNetwork, StackedNMM, temperature_scaling
-from pyro_nmm.models.backbones import appnp, gat, gcn, mlp
 
 BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp, "mlp": mlp}
 #: Settings for many labels, where no search was run.
@@ -35,7 +36,7 @@ def load(name: str, root):
     if name == "digits":
         data = random_split(digits(), 0.05, 0.1, 0.5, seed=0)
     else:
-        data = select_split(planetoid(name, root))
+        data = planetoid(name, root)
     return data, Neighborhood(data.edge_index, data.num_nodes)
 
 

@@ -20,7 +20,7 @@ from benchmarks.nodes.spn import measure
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import timed
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.datasets.nodes import inner_edges, random_split
+from pyro_nmm.datasets import inner_edges, random_split
 from pyro_nmm.guides import Chains
 from pyro_nmm.models import Compatibility, compatibility
 

@@ -21,7 +21,7 @@ from pyro_nmm.ops.gibbs import SweepRecord
 
 
 class FieldPrior(nn.Module):
-    r"""The NMM prior of a field of labels, a :class:`~pyro_nmm.models.ParameterNetwork` for
+    r"""The NMM prior of a field of labels, a network to :class:`~pyro_nmm.models.Parameters` for
     features :math:`x` of the edges, ``(num_edges, F)``, such as a squared distance,
 
     .. math::

@@ -82,7 +82,7 @@ class StackedNMM(nn.Module):
     >>> later.posterior(hood, scores, y, train, new=held_out).marginals().argmax(-1)
     tensor([0, 0, 1, 1])
 
-    **In Pyro** it is a :class:`~pyro_nmm.models.ParameterNetwork` for
+    **In Pyro** it is a network to :class:`~pyro_nmm.models.Parameters` for
     :class:`~pyro_nmm.guides.AmortizedNMM`. ``alpha`` holds the known labels already, and
     conditioning on them as well would count them twice: use :meth:`mixture`.
 

@@ -3,7 +3,7 @@
 
 """A scikit-learn classifier with a StackedNMM on top. It needs the extra ``examples``."""
 
-from pyro_nmm.datasets.entries import extra
+from pyro_nmm.datasets import extra
 
 extra("sklearn", "tables")  # first, because its error names the extra
 

@@ -25,12 +25,12 @@ from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph,
 
 from pyro_nmm import Neighborhood, Posterior
 from pyro_nmm.arguments import check_integers
-from pyro_nmm.datasets.entries import seeded
+from pyro_nmm.datasets import seeded
 from pyro_nmm.edges import edges_of
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import as_array, check_names, check_same_order, is_missing
-from pyro_nmm.models.estimators import probabilities_of, with_probabilities
 from pyro_nmm.models.stacked import StackedNMM, bounded_temperature
+from pyro_nmm.models.tabular.estimators import probabilities_of, with_probabilities
 
 #: Neighbours of rows that need a preparation.
 EXAMPLE = "make_pipeline(preparation, KNeighborsTransformer(n_neighbors=10))"

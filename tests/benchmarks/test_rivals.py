@@ -19,11 +19,11 @@ from torch_geometric.utils import index_to_mask, to_dense_adj
 import benchmarks.links.run as links
 from benchmarks.latent import hidden
 from benchmarks.latent.annotators import AnnotatedPotts, around
+from benchmarks.links.data import link_split
 from benchmarks.links.run import Problem
 from benchmarks.nodes import spn
 from benchmarks.on_top import rivals, stages
 from pyro_nmm import NeighborMixture
-from pyro_nmm.datasets import link_split
 from pyro_nmm.models import Annotators, grid_edges, temperature_scaling
 from pyro_nmm.sparse import identity
 

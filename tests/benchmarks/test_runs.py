@@ -28,13 +28,14 @@ import benchmarks.random_fields.run as random_fields
 import benchmarks.scale.run as scale
 import benchmarks.tabular.run as tabular
 from benchmarks.latent import annotators, hidden
+from benchmarks.links.data import link_split
 from benchmarks.nodes import fits, spn
 from benchmarks.on_top import data, stages
 from benchmarks.random_fields import fields
 from benchmarks.scale import chains, inference, paths, speed
 from benchmarks.shared.records import pick, read
 from examples.denoising.training import photographs
-from pyro_nmm.datasets import link_split, random_split
+from pyro_nmm.datasets import random_split
 from pyro_nmm.models import StackedNMM
 
 STUDIES = {}

@@ -11,14 +11,15 @@ import pytest
 import torch
 from sklearn.datasets import make_blobs
 from torch_geometric.data import Data
+from torch_geometric.datasets import KarateClub
 
 import benchmarks.crowds.run as crowds
 import benchmarks.links.run as links
+from benchmarks.links.data import link_split
 from benchmarks.links.run import LinksSAGE
 from benchmarks.nodes import fits
 from benchmarks.on_top import data, rivals
 from benchmarks.tabular.run import KINDS, Table, log_probs
-from pyro_nmm.datasets import link_split
 from pyro_nmm.sparse import identity
 
 
@@ -117,6 +118,22 @@ def test_settings_follow_validation_alone():
         links.chosen(rows, "nips12", "sage")
     bounds = [row | {"guide": "nmm", "loss": 0.5 + row["trial"]} for row in rows]
     assert links.chosen(bounds, "cora", "nmm") == {"lr": 0}
+
+
+def test_random_splits_of_links():
+    """Every link is in one part, with as many pairs without one, and draws are the seed's alone."""
+    edge_index, state = KarateClub()[0].edge_index, torch.get_rng_state()
+    split, again, other = (link_split(edge_index, 34, seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    parts = [{tuple(sorted(pair)) for pair in part.T.tolist()} for part in split]
+    train, val, val_false, test, test_false = parts
+    assert [len(part) for part in parts] == [68, 3, 3, 7, 7]
+    links = {tuple(sorted(pair)) for pair in edge_index.T.tolist()}
+    assert train | val | test == links
+    assert len(val_false | test_false) == 10
+    assert not (val_false | test_false) & links
+    assert all(torch.equal(a, b) for a, b in zip(split, again, strict=True))
+    assert not torch.equal(split.test, other.test)
 
 
 def test_graphsage_does_not_see_what_it_is_asked(monkeypatch):

@@ -21,7 +21,6 @@ from torch_geometric.utils import grid
 from benchmarks.scale.speed import captured
 from pyro_nmm import (
     EvidenceConditional,
-    InnerProductGraph,
     MembershipMixture,
     Neighborhood,
     NeighborMixture,
@@ -39,6 +38,7 @@ from pyro_nmm.models import (
     ising,
     nmm,
 )
+from pyro_nmm.models.dglfrm import InnerProductGraph
 from pyro_nmm.models.stacked import fit
 from pyro_nmm.ops import sampling
 from pyro_nmm.ops.entries import evidence_entries
@@ -150,10 +150,10 @@ def links(there):
     factors, log_odds, logits = there.leaf(
         torch.randn(200, 4), torch.randn(200, 5), torch.randn(hood.num_edges)
     )
-    links = InnerProductGraph(factors, 3.0, edges[:, :2], loops=True)
+    links = InnerProductGraph(factors, 3.0, edges[:, :2])
     value = MembershipMixture(there(hood), log_odds, logits).log_prob(there(torch.randn(200, 5)))
     value = value + links.log_prob(edges)
-    return value, links.swaps(edges, 2 * factors.detach()), *there.gradients(value)
+    return value, links.swaps(edges, 2 * factors.detach(), 200).detach(), *there.gradients(value)
 
 
 def half_field(there):

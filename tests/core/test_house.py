@@ -19,7 +19,6 @@ LAYERS = (
     "pyro_nmm",
     "pyro_nmm.ops",
     "pyro_nmm.distributions",
-    "pyro_nmm.datasets",
     "pyro_nmm.models",
     "pyro_nmm.models.random_fields",
     "pyro_nmm.models.stacked",

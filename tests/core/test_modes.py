@@ -29,7 +29,6 @@ from pyro_nmm import (
     NeighborMixture,
     OrderedConditional,
 )
-from pyro_nmm.datasets import link_split
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import grid_edges, ising, nmm
 from pyro_nmm.ops.entropy import entropy_samples
@@ -239,11 +238,11 @@ def test_threads_share_first_answers(kernels):
 def test_threads_draw_from_their_seeds():
     """The seed is of a generator that all threads share."""
     x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
-    edges, state = torch.randint(30, (2, 80)), torch.get_rng_state()
+    state = torch.get_rng_state()
 
     def work(seed):
         model = QuickClassifier(GaussianNB(), cv=2, random_state=seed % 2)
-        return *link_split(edges, 30, seed), model.fit(x, y).label_distributions_
+        return model.fit(x, y).label_distributions_
 
     alone = [work(seed) for seed in range(4)]
     torch.testing.assert_close(in_threads(work, 4), alone, rtol=0, atol=0)

@@ -21,16 +21,15 @@ from torch_geometric.utils import to_undirected
 from pyro_nmm import (
     ChosenLabels,
     EvidenceConditional,
-    InnerProductGraph,
     MembershipMixture,
     NeighborChoice,
     NeighborMixture,
     OrderedConditional,
 )
 from pyro_nmm.distributions.base import GraphDistribution
-from pyro_nmm.distributions.memberships import StickShares
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import grid_edges, ising, nmm
+from pyro_nmm.models.dglfrm import InnerProductGraph, StickShares
 from pyro_nmm.ops.enumeration import enumerate_choices
 from pyro_nmm.provenance import untracked
 
@@ -134,7 +133,7 @@ SAMPLERS = {
         lambda x: ising(grid_edges(1, 3), (0.1 + 0.4 * x)[..., None], shifted(x, 3) + 0.4 - x),
         lambda: labellings(3),
     ),
-    "graph": (lambda x: InnerProductGraph(shifted(x, 3, 2) * (0.1 + 2 * x)), graphs),
+    "graph": (lambda x: InnerProductGraph(shifted(x, 3, 2) * (0.1 + 2 * x), 1.0), graphs),
     "edges that permute": (partial(relabelling, centre=(1.0, 9.0)), lambda: labellings(3)),
     "edges with matrices": (
         partial(relabelling, of=by_chance, centre=(1.0, 9.0)), lambda: labellings(3)
@@ -249,7 +248,7 @@ def test_every_parameter_leaves_its_trace():
         OrderedConditional(HOOD, table, attention, y): {"alpha", "logits", "y"},
         ChosenLabels(table, c): {"alpha", "c"},
         NeighborMixture(HOOD, table, attention): {"alpha", "logits"},
-        InnerProductGraph(tracked("f", torch.randn(3, 2))): {"f"},
+        InnerProductGraph(tracked("f", torch.randn(3, 2)), 1.0): {"f"},
         MembershipMixture(HOOD, tracked("odds", torch.randn(3, 2)), attention): {"odds", "logits"},
         StickShares(tracked("a", torch.ones(2)), tracked("b", torch.ones(2))): {"a", "b"},
         ising(grid_edges(1, 3), tracked("J", torch.tensor(0.3)), tracked("h", torch.ones(3))): {

@@ -12,7 +12,6 @@ from pyro_nmm import (
     AveragedPosterior,
     ChosenLabels,
     EvidenceConditional,
-    InnerProductGraph,
     MembershipMixture,
     NeighborChoice,
     Neighborhood,
@@ -42,7 +41,6 @@ def things(batch=()):
     yield EvidenceConditional(*evidence), f"{rest}=no_score"
     settings = "num_memberships=2, temperature=0.5, estimator=linear"
     yield MembershipMixture(hood, odds, logits, 0.5), f"hood={ALL}, {settings}"
-    yield InnerProductGraph(odds), "num_nodes=4, num_factors=2, weight=1.0, loops=False"
     field = ising(grid_edges(2, 2), 0.1, torch.zeros(*batch, 4))
     yield field, "num_nodes=4, num_edges=4, num_classes=2"
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.shared.backbones import gcn
 from pyro_nmm import Neighborhood, NeighborMixture, sources
 from pyro_nmm.models import FreeNMM, NMMNetwork
-from pyro_nmm.models.backbones import gcn
 
 
 def edges(hood):

@@ -11,16 +11,16 @@ import torch
 from emissions import FEATURES
 from graphs import shared_sources
 from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
 
 from pyro_nmm import (
-    InnerProductGraph,
     Neighborhood,
     NeighborMixture,
     OrderedConditional,
     sources,
 )
 from pyro_nmm.arguments import as_tensor
-from pyro_nmm.datasets import inner_edges, link_split, seed_batch
+from pyro_nmm.datasets import inner_edges, seed_batch
 from pyro_nmm.guides import DGLFRMGuide, FieldGuide, fit_links, mean_field
 from pyro_nmm.labels import as_array, check_names, in_label_order, is_missing
 from pyro_nmm.models import (
@@ -67,14 +67,12 @@ CALLS = {
     "temperature": lambda as_: temperature_scaling(SCORES, as_(Y), as_(TWO)),
     "compatibility": lambda as_: compatibility(HOOD, as_(Y), as_(TWO), 2),
     "inner_edges": lambda as_: inner_edges(as_(EDGES), MASK),
-    "link_split": lambda as_: link_split(as_(PATH), 21, seed=0).train,
     "seed_batch": lambda as_: seed_batch(Data(SCORES, EDGES), as_(TWO), 1).n_id,
     "order": lambda as_: (
         FieldGuide(
             HOOD, FreeNMM(HOOD, 2), ising(PAIRS, 0.3, torch.zeros(4)), order=as_(torch.arange(4))
         ).order
     ),
-    "pair_logits": lambda as_: InnerProductGraph(SCORES).pair_logits(as_(EDGES)),
     "find": lambda as_: HOOD.find(as_(torch.stack([Y, 1 - Y]))),
     "ising": lambda as_: ising(as_(PAIRS), 0.3, torch.zeros(4)).edges,
     "coverage": lambda as_: ENDS.coverage(as_(Y[:2])),
@@ -89,9 +87,8 @@ def field_of(emission, data):
 
 
 def losses_of_links(x):
-    split = link_split(PATH, 21, seed=0)
     pair = DGLFRMGuide(DGLFRM(21, 3, concentration=4.0), 2)
-    return torch.tensor(fit_links(pair, split, x, num_steps=1))
+    return torch.tensor(fit_links(pair, to_undirected(PATH), x, num_steps=1))
 
 
 #: Calls with numbers that are no integers.
@@ -115,7 +112,6 @@ OF_TENSORS = {
     "OrderedConditional": lambda as_: (
         OrderedConditional(HOOD, torch.ones(4, 2), torch.zeros(HOOD.num_edges), as_(Y), MASK).alpha
     ),
-    "edges of data": lambda as_: seed_batch(Data(SCORES, as_(EDGES)), TWO, 1).n_id,
     "PairwiseMRF": lambda as_: (
         PairwiseMRF(as_(PAIRS), torch.zeros(4, 2), torch.zeros(1), torch.eye(2)).edges
     ),

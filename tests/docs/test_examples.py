@@ -10,7 +10,7 @@ import pytest
 import torch
 from documents import load
 
-from pyro_nmm.datasets.nodes import digits
+from pyro_nmm.datasets import digits
 from pyro_nmm.models import StackedNMM
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -60,7 +60,6 @@ def error(match):
         ("num_nodes", DGLFRM),
         ("num_communities", lambda n: DGLFRM(5, n)),
         ("num_features", lambda n: DGLFRMGuide(TARGET, n)),
-        ("num_columns", lambda n: DGLFRMGuide(TARGET, 3, num_columns=n)),
         ("num_samples", lambda n: DGLFRMGuide(TARGET, 3).link_logits(EDGES, EDGES, X, n)),
     ],
 )
@@ -75,9 +74,7 @@ def test_sizes(name, make, wrong):
     [
         ("gamma", lambda x: FreeNMM(HOOD, 2, gamma=x)),
         ("kappa", lambda x: FreeNMM(HOOD, 2, kappa=x)),
-        ("omega", lambda x: NMMNetwork(MLP([3, 2]), num_classes=2, omega=x)),
         ("concentration", lambda x: DGLFRM(5, 4, concentration=x)),
-        ("temperature", lambda x: DGLFRMGuide(TARGET, 3, temperature=x)),
         ("lr", lambda x: fit_mixture(ising(EDGES[:, :1], 0.1, torch.zeros(2)), HOOD, None, lr=x)),
     ],
 )

@@ -13,8 +13,7 @@ from runs import changed, pair, ring
 from torch_geometric.datasets import KarateClub
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets.links import link_split
-from pyro_nmm.datasets.nodes import inner_edges, random_split, select_split
+from pyro_nmm.datasets import inner_edges
 from pyro_nmm.guides import (
     DGLFRMGuide,
     fit_links,
@@ -51,9 +50,8 @@ def links(x=lambda x: x, **options):
     pyro.clear_param_store()
     torch.set_default_dtype(torch.float)
     data = KarateClub()[0]
-    split = link_split(data.edge_index, 34, seed=0)
     guide = DGLFRMGuide(DGLFRM(34, 4, concentration=4.0), data.num_features)
-    fit_links(guide, split, x(data.x), **{"num_steps": 2} | options)
+    fit_links(guide, data.edge_index, x(data.x), **{"num_steps": 2} | options)
 
 
 def without(name, **more):
@@ -116,8 +114,6 @@ REFUSED = [
                           ("tolerance", math.nan))),
     *((lambda starts: mean_field(field(), starts), {"starts": wrong}, STARTS)
       for wrong in (EVEN[0].numpy(), EVEN[0], EVEN * math.nan, -EVEN, EVEN.long())),
-    (lambda **options: random_split(without("y"), 0.2, 0.2, 0.2, **options), {"seed": 0}, "no y"),
-    (select_split, {"data": ring()}, "data has no val_mask"),
     (inner_edges, {"edge_index": ring().edge_index, "mask": torch.tensor([0, 1])},
      "mask must be a boolean mask"),
     (inner_edges, {"edge_index": SPARSE, "mask": ring().train_mask}, "edge_index must"),

@@ -6,14 +6,13 @@
 import pytest
 import torch
 from graphs import house
-from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
+from benchmarks.shared.backbones import RandomInput, appnp, gat, gcn, mlp
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets.nodes import digits, inner_edges, planetoid, random_split, select_split
+from pyro_nmm.datasets import digits, inner_edges, random_split
 from pyro_nmm.guides import fit_nmm
 from pyro_nmm.models import NMMNetwork, temperature_scaling
-from pyro_nmm.models.backbones import RandomInput, appnp, gat, gcn, mlp
 
 
 def test_temperature_scaling_finds_the_temperature():
@@ -37,23 +36,6 @@ def test_random_splits_share_test_nodes_and_are_nested():
     assert not torch.equal(random_split(data, 0.2, 0.1, 0.3, seed=5).test_mask, small.test_mask)
     with pytest.raises(ValueError, match="sum to at most 1"):
         random_split(data, 0.8, 0.1, 0.3, seed=0)
-
-
-def test_select_split_takes_both_mask_shapes():
-    mask = torch.tensor([[True, False], [False, True]])
-    data = Data(num_nodes=2, train_mask=mask, val_mask=mask.flip(1), test_mask=mask)
-    assert select_split(data, 1).train_mask.tolist() == [False, True]
-    flat = select_split(select_split(data, 0))
-    assert flat.val_mask.tolist() == [False, True]
-    with pytest.raises(ValueError, match=r"split must be in 0\.\.1, got 2"):
-        select_split(data, 2)
-    with pytest.raises(ValueError, match="split must be 0"):
-        select_split(flat, 1)
-
-
-def test_planetoid_names_what_it_knows():
-    with pytest.raises(ValueError, match=r"name must be one of .*, got 'karate'"):
-        planetoid("karate")
 
 
 def test_inner_edges():

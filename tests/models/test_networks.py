@@ -54,9 +54,8 @@ class Linear(nn.Module):
 def test_formula_of_the_paper(link, formula):
     hood, x, edge_index, _, _ = data()
     labels, attention = Linear(2), Linear(3)
-    network = NMMNetwork(
-        labels, attention, num_classes=2, link=link, floor=0.3, omega=1.7, gamma=0.6
-    ).eval()
+    network = NMMNetwork(labels, attention, num_classes=2, link=link, floor=0.3, gamma=0.6).eval()
+    torch.nn.init.constant_(network.omega, 1.7)
     alpha, logits = network(hood, x, edge_index)
     u, v = labels(x, edge_index), attention(x, edge_index)
     torch.testing.assert_close(alpha, formula(u) + 0.3)

@@ -21,11 +21,6 @@ class RandomInput(nn.Module):
         m_i \sim \mathrm{Bernoulli}(1 - p_{\text{nodes}}), \quad
         m_{id} \sim \mathrm{Bernoulli}(1 - p)
 
-    >>> from torch_geometric.nn import MLP
-    >>> network = RandomInput(MLP([5, 2]), drop_nodes=0.5)
-    >>> network(torch.eye(5).to_sparse_csr()).shape
-    torch.Size([5, 2])
-
     :param nn.Module network: called as ``network(x, *inputs)`` with ``x`` of shape ``(N, D)``.
     :param float dropout: :math:`p`; ``drop_nodes`` is :math:`p_{\text{nodes}}`.
     """
@@ -58,10 +53,6 @@ def gcn(
 ) -> RandomInput:
     """Graph convolutions: 2 layers of 16 hidden units; for ``attention`` vectors one layer. All
     four backbones have ``width`` columns, dropout of features and units, and ``drop_nodes``.
-
-    >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    >>> gcn(num_features=5, width=4)(torch.randn(3, 5), edge_index).shape
-    torch.Size([3, 4])
     """
     hidden, layers = (width, 1) if attention else (16, 2)
     network = GCN(num_features, hidden, layers, out_channels=width, dropout=dropout, cached=True)
