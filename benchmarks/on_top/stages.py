@@ -91,7 +91,7 @@ def held_out_nll(module: StackedNMM, data: Data) -> dict[int, float]:
     nll, own = {}, given(data)
     for size in STAGES:
         block = random_blocks(data.val_mask, size)
-        posterior = module.posterior(*own, num_samples=1, num_draws=0, stages=block)
+        posterior = module.posterior(*own, num_draws=0, stages=block)
         nll[size] = -posterior.log_likelihood(data.y, data.val_mask).item()
     return nll
 

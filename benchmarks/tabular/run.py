@@ -24,7 +24,7 @@ from sklearn.ensemble import (
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsTransformer, kneighbors_graph
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from torch import Tensor
@@ -243,8 +243,10 @@ def scores_alone(table: Table) -> Tensor:
 
 
 def ours(table: Table, graph: object = None, **options) -> np.ndarray:
-    options = {"metric": table.metric, "random_state": 0} | options
-    model = NeighborMixtureClassifier(table.make(), **options)
+    if table.metric != "euclidean":
+        finder = KNeighborsTransformer(n_neighbors=NEIGHBORS, metric=table.metric)
+        options = {"neighbors": finder} | options
+    model = NeighborMixtureClassifier(table.make(), random_state=0, **options)
     return model.fit(table.rows, table.partly, graph).label_distributions_
 
 
@@ -257,6 +259,10 @@ def leaves(table: Table) -> np.ndarray:
     """Neighbours that share the most leaves of random trees, which read no labels."""
     finder = KNeighborsTransformer(n_neighbors=NEIGHBORS, metric="cosine")
     return ours(table, neighbors=make_pipeline(RandomTreesEmbedding(random_state=0), finder))
+
+
+def scaled_rows(number: int) -> Pipeline:
+    return make_pipeline(StandardScaler(), KNeighborsTransformer(n_neighbors=number))
 
 
 Method = Callable[[Table], Tensor | np.ndarray]
@@ -276,9 +282,11 @@ METHODS: dict[str, Method] = {
 }
 #: The NMM on other graphs of the rows.
 GRAPHS: dict[str, Method] = {
-    "5 neighbours": partial(ours, n_neighbors=5),
-    "20 neighbours": partial(ours, n_neighbors=20),
-    "Manhattan distance": partial(ours, metric="manhattan"),
+    "5 neighbours": partial(ours, neighbors=scaled_rows(5)),
+    "20 neighbours": partial(ours, neighbors=scaled_rows(20)),
+    "Manhattan distance": partial(
+        ours, neighbors=KNeighborsTransformer(n_neighbors=NEIGHBORS, metric="manhattan")
+    ),
     "mutual neighbours": mutual,
     "leaves of random trees": leaves,
 }

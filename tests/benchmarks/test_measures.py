@@ -204,7 +204,7 @@ class Quick(StackedNMM):
     """With a fit of two steps."""
 
     def fit(self, *args, **options):
-        return super().fit(*args, **options | {"num_steps": 2, "refit_steps": 2})
+        return super().fit(*args, **options | {"num_steps": 2})
 
 
 def test_large_graphs(twice, smaller):
