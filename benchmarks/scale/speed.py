@@ -76,7 +76,7 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tu
     scores = 2 * torch.randn(num_nodes, num_classes)
     # Where a fit starts: queries cost the same at all values.
     with torch.no_grad():
-        mix = NeighborMixture(hood, *StackedNMM(pool=False)(hood, scores))
+        mix = NeighborMixture(hood, *StackedNMM(num_classes, pool=False)(hood, scores))
     # Labels of the model itself: particles then differ in weight, and are drawn anew.
     y, part = mix.sample(), torch.rand(num_nodes)
     train, held_out, test = part < 0.02, part > 0.98, (part - 0.5).abs() < 0.01
@@ -90,7 +90,7 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tu
     smooth, whole = "Correct and Smooth, 10 % known", "StackedNMM.fit, posterior, 10 % + 5 %"
     particles = "log_likelihood of 5 %, 10 % known, 64 particles"
     found = {
-        "fit": (alone, lambda: StackedNMM(pool=False).fit(*given, num_steps=150)),
+        "fit": (alone, lambda: StackedNMM(num_classes, pool=False).fit(*given, num_steps=150)),
         "pooled": ("StackedNMM.fit, 2 % + 2 %", lambda: StackedNMM(num_classes).fit(*given)),
         "condition": ("condition, 64 samples", lambda: mix.condition(y, train, 64)),
         "log_likelihood": (joint, lambda: mix.log_likelihood(y, test, num_particles=16)),

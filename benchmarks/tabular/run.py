@@ -238,7 +238,7 @@ def scores_alone(table: Table) -> Tensor:
     """``StackedNMM(pool=False)``, fitted to five folds."""
     y, folds = torch.from_numpy(table.labels), torch.from_numpy(table.folds)
     hood = Neighborhood(table.edges, len(y))
-    stacked = StackedNMM(pool=False).fit(hood, table.parts, y, folds=folds)
+    stacked = StackedNMM(table.num_classes, pool=False).fit(hood, table.parts, y, folds=folds)
     return stacked.posterior(hood, log_probs(table.whole), y, folds >= 0).marginals()
 
 

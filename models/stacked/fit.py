@@ -109,7 +109,7 @@ class Fold:
     def of(cls, formula: Formula, data: GraphScores, out: Tensor) -> "Fold":
         """Some known labels, held out, given the others."""
         data = replace(data, known=data.known & ~out, evidence=data.evidence & ~out)
-        inputs, observed = formula.inputs(data), formula.observed(data)
+        inputs, observed = formula.inputs(data), data.evidence
         rows = data.hood.restrict(observed | out)
         kept = rows.source.unique()
         # Nodes without a label here keep the edge from themselves only.

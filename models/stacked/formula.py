@@ -36,7 +36,6 @@ Prior = Mapping[str, tuple[float, float]]
 #: Of an NMM on scores alone. The means did best on five random splits of Cora and of CiteSeer,
 #: none of which is reported.
 ON_SCORES = {
-    "log_scale": (0.0, 1.0),  # relative to temperature scaling
     "log_kappa": (1.0, 1.0),
     "log_floor": (-5.0, 1.0),
     "gamma": (2.0, 1.0),
@@ -59,6 +58,8 @@ POOL = {
     "agreement": (-0.2, 0.3),
     "offsets": (0.0, 0.7),
 }
+#: Of scores alone, relative to temperature scaling.
+SCALE = {"log_scale": (0.0, 1.0)}
 #: Of edges that relabel; not chosen on any data.
 RELABEL = {"odds": (-1.0, 1.5)}
 #: What the mean of gamma rises by where neighbours never agree, chosen on splits of heterophilous
@@ -73,7 +74,7 @@ RISE = 3.0
 def prior_of(pool: bool, relabel: bool, changes: Prior) -> dict[str, tuple[float, float]]:
     """The priors of all parameters, some of them changed."""
     priors = (ON_POOL if pool else ON_SCORES) | (RELABEL if relabel else {})
-    priors |= {f"pool.{name}": moments for name, moments in POOL.items() if pool}
+    priors |= {f"pool.{name}": moments for name, moments in (POOL if pool else SCALE).items()}
     for name, (mean, sd) in changes.items():
         if name not in priors:
             raise ValueError(f"prior must name parameters of {list(priors)}, got {name!r}")
@@ -82,16 +83,16 @@ def prior_of(pool: bool, relabel: bool, changes: Prior) -> dict[str, tuple[float
     return priors | dict(changes)
 
 
-def adjusted(prior: Prior, temperature: float, agreement: float, silence: float) -> Prior:
+def adjusted(prior: Prior, agreement: float, silence: float) -> Prior:
     """The priors of one fit, which depend on scores and neighbours."""
-    if "log_scale" in prior:  # of scores alone
-        mean, sd = prior["log_scale"]
-        return {**prior, "log_scale": (mean - math.log(temperature), sd)}
-    (mean, sd), gamma = prior["pool.labels"], prior["gamma"]
-    if gamma == ON_POOL["gamma"]:
-        gamma = gamma[0] + ALONE * (1 - agreement) ** 2, gamma[1]
-    labels = mean + RISE * silence * sd, sd * (1 + silence)
-    return {**prior, "pool.labels": labels, "gamma": gamma}
+    changed = dict(prior)
+    if prior["gamma"] == ON_POOL["gamma"]:
+        mean, sd = prior["gamma"]
+        changed["gamma"] = mean + ALONE * (1 - agreement) ** 2, sd
+    if "pool.labels" in prior:
+        mean, sd = prior["pool.labels"]
+        changed["pool.labels"] = mean + RISE * silence * sd, sd * (1 + silence)
+    return changed
 
 
 class PooledScores(nn.Module):
@@ -144,18 +145,20 @@ class PooledScores(nn.Module):
     agreement: Tensor  #: :math:`\eta`
     offsets: Tensor  #: ``(C,)``: :math:`b`
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, scores_alone: bool = False) -> None:
         super().__init__()
         check_integers(2, num_classes=num_classes)
+        self.scores_alone = scores_alone
         self.register_buffer("temperature", torch.ones(()))
         self.register_buffer("shares", torch.zeros(num_classes))
-        for name, (mean, _) in POOL.items():
+        for name, (mean, _) in (SCALE if scores_alone else POOL).items():
             size = (num_classes,) if name == "offsets" else ()
             self.register_parameter(name, nn.Parameter(torch.full(size, mean)))
 
     def forward(self, terms: Tensor) -> Tensor:
         """:math:`P`, ``(N, C)``, of :meth:`terms` ``(4, N, C)``."""
-        expect("terms", terms, (4, "N", len(self.offsets)), kind="float")
+        number = 1 if self.scores_alone else 4
+        expect("terms", terms, (number, "N", len(self.shares)), kind="float")
         check_each_call("terms", terms)
         return pooled(terms, *self.parameters())
 
@@ -170,7 +173,7 @@ class PooledScores(nn.Module):
         arguments as for :meth:`StackedNMM.forward`. Cost: :math:`O(E C)`, 21 times.
         """
         data = GraphScores.of(hood, scores, y, known, edge_weight)
-        return terms_of(data, self.temperature, self.shares)
+        return terms_of(data, self.temperature, self.shares, self.scores_alone)
 
 
 def readable(module: nn.Module) -> str:
@@ -181,19 +184,24 @@ def readable(module: nn.Module) -> str:
     return ", ".join(f"{name}={value:.4g}" for value, name in shown)
 
 
-def pooled(terms: Tensor, *parameters: Tensor) -> Tensor:
+def pooled(terms: Tensor, log_scale: Tensor, *others: Tensor) -> Tensor:
     """:math:`P` of the terms, by the parameters of a pool."""
-    log_scale, *weights, offsets = (parameter.to(terms) for parameter in parameters)
-    pairs = zip((log_scale.exp(), *weights), terms, strict=True)
-    return sum((weight * term for weight, term in pairs), offsets).softmax(-1)
+    logits = log_scale.to(terms).exp() * terms[0]
+    if others:
+        *weights, offsets = (parameter.to(terms) for parameter in others)
+        pairs = zip(weights, terms[1:], strict=True)
+        logits = sum((weight * term for weight, term in pairs), logits + offsets)
+    return logits.softmax(-1)
 
 
-def terms_of(data: GraphScores, temperature: Tensor, shares: Tensor) -> Tensor:
-    """``(4, N, C)``: :meth:`PooledScores.terms`."""
+def terms_of(data: GraphScores, temperature: Tensor, shares: Tensor, alone: bool) -> Tensor:
+    """``(4, N, C)``: :meth:`PooledScores.terms`, or ``(1, N, C)`` of scores alone."""
     check_all_rows(data.hood)
     shares = shares.to(data.scores)
     kept = (1 - shares.sum()).clamp(min=0).log()
     own = torch.logaddexp((data.scores / temperature).log_softmax(-1) + kept, shares.log())
+    if alone:
+        return own[None]
     probs = own.exp()
     nearby = walk_on(data)(probs)
     agreement = (probs * nearby).sum(-1, keepdim=True) - USUAL_AGREEMENT
@@ -223,12 +231,13 @@ def walk_on(data: GraphScores) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class Formula:
-    """``alpha`` and ``logits`` as functions of parameters, with a pool or of scores alone."""
+    """``alpha`` and ``logits`` as functions of parameters."""
 
     values: Mapping[str, Tensor]  #: ``(..., 1)`` or ``(..., C)``, by names in ``state_dict()``
-    pool: tuple[Tensor, Tensor] | None  #: temperature and shares
+    temperature: Tensor
+    shares: Tensor  #: of labels, in the place of scores that say nothing
     compatibility: Tensor | None  #: of edges that relabel
-    share: float = 1.0  #: of the NMM beside temperature scaling
+    share: float  #: of the NMM beside temperature scaling
 
     def with_values(self, numbers: Tensor) -> "Formula":
         """The same with other values, ``(..., d)`` in the order of the parameters."""
@@ -246,17 +255,11 @@ class Formula:
 
     def inputs(self, data: GraphScores) -> Tensor:
         """The argument of :meth:`probs`."""
-        return data.scores if self.pool is None else terms_of(data, *self.pool)
-
-    def observed(self, data: GraphScores) -> Tensor:
-        """``(N,)`` mask of known labels that are not in :meth:`inputs` or are evidence too."""
-        return data.evidence if self.pool else data.known | data.evidence
+        return terms_of(data, self.temperature, self.shares, "pool.labels" not in self.values)
 
     def probs(self, inputs: Tensor) -> Tensor:
         """``(N, C)``: :math:`P`."""
-        if self.pool is None:
-            return (self.values["log_scale"].exp() * inputs).softmax(-1)
-        return pooled(inputs, *(self.values[f"pool.{name}"] for name in POOL))
+        return pooled(inputs, *(v for k, v in self.values.items() if k.startswith("pool.")))
 
     def __call__(self, hood: Neighborhood, inputs: Tensor, weight: Tensor | None) -> Tensors:
         """``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
@@ -266,7 +269,7 @@ class Formula:
     def alpha(self, probs: Tensor) -> Tensor:
         """``(N, C)``: concentrations, of :math:`P`."""
         kappa, floor = self.values["log_kappa"].exp(), self.values["log_floor"].exp()
-        return kappa * probs + (kappa * floor / probs.shape[-1] if self.pool else floor)
+        return kappa * probs + kappa * floor / probs.shape[-1]
 
     def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
         """``logits`` and perhaps ``relabel`` of some rows, of :math:`P` of all nodes."""
@@ -288,7 +291,7 @@ class Formula:
         one too, with the probabilities of temperature scaling.
         """
         hood, own = data.hood, data.certain | (self.share < 1)
-        if self.pool is None or not own.any():
+        if not own.any():
             yield from (NeighborMixture(hood, *parameters) for parameters in every)
             return
         nodes, kept = own.nonzero()[:, 0], (~data.certain)[hood.row].nonzero()[:, 0]

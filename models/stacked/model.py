@@ -108,46 +108,42 @@ class StackedNMM(nn.Module):
     **Edge weights** multiply the attention (``logits`` get their logarithms) and the pool's walk.
 
     **Scores alone.** With ``pool=False``, :math:`P_j` is the softmax of the scores times
-    :math:`s`, :math:`\alpha = \kappa P + \epsilon`, and known labels are conditioned on: in a fit
-    the training labels come first in every order, and :meth:`mixture` needs no ``y`` and no
-    ``known``. The prior mean of :math:`\log s` is relative to temperature scaling.
+    :math:`s`, relative to temperature scaling, and known labels are conditioned on: in a fit the
+    training labels come first in every order, and :meth:`mixture` needs no ``y`` and no ``known``.
 
     **In Pyro** it is a :class:`~pyro_nmm.models.ParameterNetwork`. ``alpha`` holds the known labels
     already, and conditioning on them as well would count them twice: use :meth:`mixture`.
 
-    :param int num_classes: ``C``; not needed for ``pool=False``.
+    :param int num_classes: ``C``.
     :param bool pool: whether :math:`P` pools scores, neighbours and known labels.
     :param Tensor compatibility: ``(C, C)``, :math:`H`, whose rows sum to one.
     :param dict prior: means and standard deviations of normal priors that replace the priors in
         :attr:`prior`, for example ``{"gamma": (1.0, 0.5)}``. A fit begins at the means.
     """
 
-    pool: PooledScores | None  #: :math:`P`
-    log_scale: Tensor  #: :math:`\log s`, without a pool
+    pool: PooledScores  #: :math:`P`
     log_kappa: Tensor  #: :math:`\log \kappa`
     log_floor: Tensor  #: :math:`\log \epsilon`
     gamma: Tensor  #: :math:`\gamma`
     similarity: Tensor  #: :math:`\beta`
     odds: Tensor  #: :math:`\log \rho / (1 - \rho)`, if there is a matrix
     compatibility: Tensor | None
-    share: Tensor  #: :math:`w`, 1 unless folds were fitted, with a pool, or scores say nothing
-    evidence: Evidence | None  #: of a fit with a pool: what :meth:`summary` prints
+    share: Tensor  #: :math:`w`, 1 unless folds were fitted or scores say nothing
+    evidence: Evidence | None  #: of a fit: what :meth:`summary` prints
     updated: Tensor  #: whether :meth:`update` was the last fit
     deviations: Tensor  #: ``(16, d)``: draws of all parameters, minus the fitted ones
 
     def __init__(
-        self, num_classes: int | None = None, *, pool: bool = True,
-        compatibility: Tensor | None = None, prior: Prior | None = None,
+        self, num_classes: int, *, pool: bool = True, compatibility: Tensor | None = None,
+        prior: Prior | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if pool and num_classes is None:
-            raise ValueError("num_classes is needed: the number of columns of the scores")
         #: Mean and standard deviation of each parameter's prior, by name.
         self.prior = prior_of(pool, compatibility is not None, prior or {})
         for name in self.prior:
             if "." not in name:  # the others are the pool's
                 self.register_parameter(name, nn.Parameter(torch.zeros(())))
-        self.pool = PooledScores(num_classes) if pool and num_classes is not None else None
+        self.pool = PooledScores(num_classes, scores_alone=not pool)
         self.register_buffer("compatibility", compatibility)
         self.register_buffer("share", torch.ones(()))
         self.register_buffer("updated", torch.zeros((), dtype=torch.bool))
@@ -167,24 +163,27 @@ class StackedNMM(nn.Module):
     def formula(self) -> Formula:
         """``alpha`` and ``logits`` as functions of the parameters."""
         values = {name: value.view(-1) for name, value in self.named_parameters()}
-        pool = self.pool and (self.pool.temperature, self.pool.shares)
-        return Formula(values, pool, self.compatibility, float(self.share))
+        fixed = self.pool.temperature, self.pool.shares, self.compatibility
+        return Formula(values, *fixed, float(self.share))
 
     def _read(
         self, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None,
         edge_weight: Any = None, new: Any = None,
     ) -> GraphScores:  # fmt: skip
-        """A checked graph with scores and labels."""
+        """A checked graph with scores and labels. Scores alone have no labels in the pool."""
         check_hood(hood)
-        if self.pool is not None and (y is None or known is None):
+        if (y is None or known is None) and not self.pool.scores_alone:
             raise ValueError(
                 "y and known are needed: the labels that are known, and where, are a part of what "
                 "is pooled; on a graph without any, give a mask that selects no node"
             )
         data = GraphScores.of(hood, scores, y, known, edge_weight, new)
-        if self.pool is not None and data.scores.shape[1] != len(self.pool.offsets):
-            must = f"({hood.num_nodes}, {len(self.pool.offsets)}), num_classes columns"
+        if data.scores.shape[1] != len(self.pool.shares):
+            must = f"({hood.num_nodes}, {len(self.pool.shares)}), num_classes columns"
             raise ValueError(f"scores must have shape {must}, got {tuple(data.scores.shape)}")
+        if self.pool.scores_alone:
+            evidence = data.known | data.evidence
+            return replace(data, known=torch.zeros_like(evidence), evidence=evidence)
         return data
 
     def forward(
@@ -246,7 +245,7 @@ class StackedNMM(nn.Module):
     @with_gradients
     def update(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, new: Tensor, *,
-        edge_weight: Tensor | None = None, num_steps: int = 100,
+        edge_weight: Tensor | None = None, num_steps: int = 60,
     ) -> "StackedNMM":  # fmt: skip
         """Refit the parameters, from their present values, to all labels known by now. Each of five
         folds of them is held out given the others, which :meth:`posterior` takes as ``new``.
@@ -256,8 +255,9 @@ class StackedNMM(nn.Module):
         """
         train, new = disjoint_masks(hood, train=train, new=new)
         data = self._read(hood, scores, y, train, edge_weight, new)
-        data = replace(data, known=data.known | data.evidence)
-        copies = [(data, part) for part in parts_of(data.evidence, FOLDS)]
+        if not self.pool.scores_alone:
+            data = replace(data, known=data.known | data.evidence)
+        copies = [(data, part) for part in parts_of(new, FOLDS)]
         return self._fit(copies, Steps(num_steps, RATE), afresh=False)
 
     def _fit(
@@ -265,41 +265,38 @@ class StackedNMM(nn.Module):
     ) -> "StackedNMM":
         """Fit to held-out nodes of copies of a graph. An error leaves the module as it was."""
         copies = [(replace(data, scores=data.scores.detach()), out) for data, out in copies]
-        formula, pool, (data, _) = self.formula, self.pool, copies[0]
+        formula, (data, _) = self.formula, copies[0]
         scores, y = (torch.cat([getattr(d, name) for d, _ in copies]) for name in ("scores", "y"))
         warn_user(scores, data.hood)
         out = torch.cat([out for _, out in copies])
-        temperature, agree, silent = bounded_temperature(scores, y, out), agreement(data), 0.0
-        if pool is not None and afresh:
+        agree, silent = agreement(data), float(formula.shares.sum())
+        if afresh:
+            temperature = bounded_temperature(scores, y, out)
             silent = silence((scores / temperature).softmax(-1), y, out)
             if silent == 1 and len(copies) == 1:  # the scores do not know the training labels
-                copies = [(data, part) for part in parts_of(data.known, FOLDS)]
+                copies = [(data, part) for part in parts_of(data.known | data.evidence, FOLDS)]
             labels = one_hot(torch.cat([d.y[part] for d, part in copies]), scores.shape[1])
             shares = (labels.sum(0) + LABELS / scores.shape[1]) / (len(labels) + LABELS)
-            fixed = scores.new_tensor(temperature), silent * shares.to(scores)
-            formula = replace(formula, pool=fixed)
-        elif pool is not None:
-            silent = float(pool.shares.sum())
+            t, shares = scores.new_tensor(temperature), silent * shares.to(scores)
+            formula = replace(formula, temperature=t, shares=shares)
         fold, parts = fold_of(formula, copies)
-        prior = formula.prior(adjusted(self.prior, temperature, agree, silent), fold.inputs)
+        prior = formula.prior(adjusted(self.prior, agree, silent), fold.inputs)
         start = prior.mean if afresh else formula.numbers()
-        numbers = maximise(formula.with_values(start), prior, fold, steps)
-        formula, evidence, share = formula.with_values(numbers), None, 1.0
-        draws = deviations(formula, prior, fold)
-        if pool is not None and afresh and int(out.sum()) > 1:
+        formula = formula.with_values(maximise(formula.with_values(start), prior, fold, steps))
+        draws, evidence = deviations(formula, prior, fold), None
+        if afresh and len(labels) > 1:
             raw = [cross_entropy(d.scores[o], d.y[o], reduction="none") for d, o in copies]
             nll, share = evidence_of(formula, prior, fold, parts, agree + silent * (1 - agree))
             evidence = Evidence({"classifier": torch.cat(raw).mean().item()} | nll, share)
         self.to(scores)
+        self._set(formula.numbers())
         self.deviations.copy_(draws)
-        self._set(numbers)
         self.updated.fill_(not afresh)
         self.evidence = evidence
         if afresh:
-            self.share.fill_(share)
-        if pool is not None and formula.pool is not None:
-            pool.temperature.copy_(formula.pool[0])
-            pool.shares.copy_(formula.pool[1])
+            self.share.fill_(evidence.share if evidence else 1.0)
+        self.pool.temperature.copy_(formula.temperature)
+        self.pool.shares.copy_(formula.shares)
         return self
 
     def mixture(
@@ -343,12 +340,12 @@ class StackedNMM(nn.Module):
             raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
         data = self._read(hood, scores, y, known, edge_weight, new)
         formulas = self._formulas(num_draws)
-        if self.updated:
+        if self.updated and not self.pool.scores_alone:
             data = replace(data, known=data.known | data.evidence)
         if stages is None:
             members = posteriors(formulas, data, NUM_SAMPLES // len(formulas))
         else:
-            if self.pool is None:
+            if self.pool.scores_alone:
                 raise ValueError("stages needs a pool, where labels are revealed")
             size = (hood.num_nodes,)
             block = as_expected("stages", stages, size, kind="labels", like=hood).long()
@@ -370,10 +367,10 @@ class StackedNMM(nn.Module):
         """NLL of held-out labels by classifier, temperature scaling, pool and NMM, the last three
         fitted to other held-out labels, of which 2,000 are enough; with folds the share of the NMM.
 
-        :raises ValueError: without a fit, after an update, with ``pool=False``, or of one label.
+        :raises ValueError: without a fit, after an update, or of one label.
         """
         if self.evidence is None:
-            raise ValueError("summary needs a fit with a pool and no update or loading after it")
+            raise ValueError("summary needs a fit and no update or loading after it")
         return str(self.evidence)
 
     def extra_repr(self) -> str:

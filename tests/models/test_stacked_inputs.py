@@ -104,7 +104,7 @@ def fit(hood=HOOD, scores=SCORES, y=Y, train=TRAIN, held_out=KNOWN, module=(3,),
 
 
 def plain(hood=HOOD, scores=SCORES, y=Y, **options):
-    StackedNMM(pool=False).fit(hood, scores, y, TRAIN, KNOWN, **options)
+    StackedNMM(3, pool=False).fit(hood, scores, y, TRAIN, KNOWN, **options)
 
 
 def one(value, *place):
@@ -116,12 +116,12 @@ def one(value, *place):
 
 REFUSALS = [
     # Modules
-    (lambda: StackedNMM(), "num_classes is needed"),
+    (lambda: StackedNMM(1), "num_classes must be an integer of at least 2"),
     (lambda: PooledScores(1), "num_classes must be an integer of at least 2"),
-    (lambda: StackedNMM(pool=False, prior={"kappa": (0.0, 1.0)}), "prior must .*'kappa'"),
+    (lambda: StackedNMM(3, pool=False, prior={"kappa": (0.0, 1.0)}), "prior must .*'kappa'"),
     (lambda: StackedNMM(3, prior={"gamma": (0.0, 0.0)}), "prior must .*gamma"),
     (lambda: StackedNMM(3, prior={"gamma": (math.nan, 1.0)}), "prior must .*gamma"),
-    (lambda: StackedNMM(pool=False, prior={"pool.labels": (0.0, 1.0)}), "must .*'pool.labels'"),
+    (lambda: StackedNMM(3, pool=False, prior={"pool.labels": (0.0, 1.0)}), "must .*'pool.labels'"),
     # Scores
     (lambda: fit(scores=one(math.nan, 3, 1)), NOT_FINITE),
     (lambda: FITTED.posterior(HOOD, one(math.inf, 0, 1), Y, KNOWN), NOT_FINITE),
