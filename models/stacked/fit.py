@@ -188,10 +188,16 @@ def surrogate(q: OrderedConditional, num_given: int, num_samples: int) -> Tensor
     return (bound + q.log_prob(choices) * (bound - others).detach()).mean()
 
 
-def held_out_log_probs(
-    formula: Formula, prior: Normal, fold: Fold, parts: Sequence[Tensor]
-) -> dict[str, Tensor]:
-    """``(n,)``: log-probabilities of held-out labels, by candidates refitted without them."""
+def evidence_of(
+    formula: Formula, prior: Normal, fold: Fold, parts: Sequence[Tensor], agree: float
+) -> tuple[dict[str, float], float]:
+    """Mean negative log-likelihoods of held-out labels, by candidates that are refitted without
+    their part, and the NMM's share if there are parts.
+    """
+    several = len(parts) > 1
+    if not several:
+        fold = replace(fold, held_out=some_of(fold.held_out, MOST_LABELS))
+        parts = parts_of(fold.held_out, FOLDS)
     scaled, y = fold.inputs[0, fold.held_out], fold.y[fold.held_out]
     by = {name: torch.empty_like(scaled[:, 0]) for name in (TEMPERED, POOL, NMM)}
     for part in parts:
@@ -200,7 +206,8 @@ def held_out_log_probs(
         by[TEMPERED][out] = entries_at(tempered.log_softmax(-1), y)[out]
         for name, log_probs in ((POOL, pool_log_probs), (NMM, label_log_probs)):
             by[name][out] = refitted(formula, prior, fold, ~out, log_probs)[out]
-    return by
+    share = expected_share(by[NMM], by[TEMPERED], agree) if several else 1.0
+    return {name: -values.mean().item() for name, values in by.items()}, share
 
 
 def refitted(
@@ -241,20 +248,6 @@ def row_log_probs(
     if relabel:
         return entries_at(node_marginals(rows, alpha, attention, as_channel(relabel[0])), y).log()
     return node_log_probs(rows, alpha, attention, y)
-
-
-def evidence_of(
-    formula: Formula, prior: Normal, fold: Fold, parts: Sequence[Tensor], agree: float
-) -> tuple[dict[str, float], float]:
-    """Mean negative log-likelihoods of held-out labels, and the NMM's share if there are parts."""
-    share, several = 1.0, len(parts) > 1
-    if not several:
-        fold = replace(fold, held_out=some_of(fold.held_out, MOST_LABELS))
-        parts = parts_of(fold.held_out, FOLDS)
-    log_probs = held_out_log_probs(formula, prior, fold, parts)
-    if several:
-        share = expected_share(log_probs[NMM], log_probs[TEMPERED], agree)
-    return {name: -values.mean().item() for name, values in log_probs.items()}, share
 
 
 def agreement(data: GraphScores) -> float:

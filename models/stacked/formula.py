@@ -115,11 +115,11 @@ class PooledScores(nn.Module):
     labels, one-hot, and zeros for other nodes. :math:`\pi` is the share of each label, :math:`g =
     .9` and :math:`\tau = .01`. :math:`\ell` is label propagation (Zhou et al. 2003, "Learning with
     Local and Global Consistency", NeurIPS) relative to the shares, and zero if no label is known.
-    Graph networks are overconfident where a node agrees with its neighbours, at large :math:`A_i`.
-    A negative :math:`\eta` corrects that (Hsu et al. 2022, "What Makes Graph Neural Networks
-    Miscalibrated?", NeurIPS). With :math:`s = 1` and :math:`a = \lambda = \eta = 0` this is
-    temperature scaling with a bias (Alexandari et al. 2020, "Maximum Likelihood with Bias-Corrected
-    Calibration is Hard-To-Beat at Label Shift Adaptation", ICML).
+    A negative :math:`\eta` corrects overconfidence where a node agrees with its neighbours (Hsu et
+    al. 2022, "What Makes Graph Neural Networks Miscalibrated?", NeurIPS). With :math:`s = 1` and
+    :math:`a = \lambda = \eta = 0` this is temperature scaling with a bias (Alexandari et al. 2020,
+    "Maximum Likelihood with Bias-Corrected Calibration is Hard-To-Beat at Label Shift Adaptation",
+    ICML).
 
     **Scores that say nothing**, such as zeros, yield to the shares :math:`\bar\pi` of the fit's
     labels, shrunk by five labels. :math:`\zeta = \min(1, \prod_i \bar p_{y_i} / p_{i y_i})` over
@@ -135,6 +135,8 @@ class PooledScores(nn.Module):
     >>> probs = pool(terms)[:, 1]  # the nearer to the known label, the likelier
     >>> bool((probs[:-1] > probs[1:]).all())
     True
+
+    :param bool scores_alone: whether :math:`s` is the only parameter, and ``terms`` the first one.
     """
 
     temperature: Tensor  #: :math:`t`, set by temperature scaling and not fitted
@@ -268,8 +270,8 @@ class Formula:
 
     def alpha(self, probs: Tensor) -> Tensor:
         """``(N, C)``: concentrations, of :math:`P`."""
-        kappa, floor = self.values["log_kappa"].exp(), self.values["log_floor"].exp()
-        return kappa * probs + kappa * floor / probs.shape[-1]
+        floor = self.values["log_floor"].exp() / probs.shape[-1]
+        return self.values["log_kappa"].exp() * (probs + floor)
 
     def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
         """``logits`` and perhaps ``relabel`` of some rows, of :math:`P` of all nodes."""

@@ -128,8 +128,8 @@ class StackedNMM(nn.Module):
     similarity: Tensor  #: :math:`\beta`
     odds: Tensor  #: :math:`\log \rho / (1 - \rho)`, if there is a matrix
     compatibility: Tensor | None
-    share: Tensor  #: :math:`w`, 1 unless folds were fitted or scores say nothing
-    evidence: Evidence | None  #: of a fit: what :meth:`summary` prints
+    share: Tensor  #: :math:`w`, 1 unless folds were fitted, with a pool, or scores say nothing
+    evidence: Evidence | None  #: of a fit with a pool: what :meth:`summary` prints
     updated: Tensor  #: whether :meth:`update` was the last fit
     deviations: Tensor  #: ``(16, d)``: draws of all parameters, minus the fitted ones
 
@@ -170,7 +170,7 @@ class StackedNMM(nn.Module):
         self, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None,
         edge_weight: Any = None, new: Any = None,
     ) -> GraphScores:  # fmt: skip
-        """A checked graph with scores and labels. Scores alone have no labels in the pool."""
+        """A checked graph with scores and labels, which are evidence if scores are alone."""
         check_hood(hood)
         if (y is None or known is None) and not self.pool.scores_alone:
             raise ValueError(
@@ -182,8 +182,7 @@ class StackedNMM(nn.Module):
             must = f"({hood.num_nodes}, {len(self.pool.shares)}), num_classes columns"
             raise ValueError(f"scores must have shape {must}, got {tuple(data.scores.shape)}")
         if self.pool.scores_alone:
-            evidence = data.known | data.evidence
-            return replace(data, known=torch.zeros_like(evidence), evidence=evidence)
+            data = replace(data, evidence=data.known | data.evidence)
         return data
 
     def forward(
@@ -255,8 +254,7 @@ class StackedNMM(nn.Module):
         """
         train, new = disjoint_masks(hood, train=train, new=new)
         data = self._read(hood, scores, y, train, edge_weight, new)
-        if not self.pool.scores_alone:
-            data = replace(data, known=data.known | data.evidence)
+        data = replace(data, known=data.known | data.evidence)
         copies = [(data, part) for part in parts_of(new, FOLDS)]
         return self._fit(copies, Steps(num_steps, RATE), afresh=False)
 
@@ -284,7 +282,7 @@ class StackedNMM(nn.Module):
         start = prior.mean if afresh else formula.numbers()
         formula = formula.with_values(maximise(formula.with_values(start), prior, fold, steps))
         draws, evidence = deviations(formula, prior, fold), None
-        if afresh and len(labels) > 1:
+        if afresh and len(labels) > 1 and not self.pool.scores_alone:
             raw = [cross_entropy(d.scores[o], d.y[o], reduction="none") for d, o in copies]
             nll, share = evidence_of(formula, prior, fold, parts, agree + silent * (1 - agree))
             evidence = Evidence({"classifier": torch.cat(raw).mean().item()} | nll, share)
@@ -340,7 +338,7 @@ class StackedNMM(nn.Module):
             raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
         data = self._read(hood, scores, y, known, edge_weight, new)
         formulas = self._formulas(num_draws)
-        if self.updated and not self.pool.scores_alone:
+        if self.updated:
             data = replace(data, known=data.known | data.evidence)
         if stages is None:
             members = posteriors(formulas, data, NUM_SAMPLES // len(formulas))
@@ -367,10 +365,10 @@ class StackedNMM(nn.Module):
         """NLL of held-out labels by classifier, temperature scaling, pool and NMM, the last three
         fitted to other held-out labels, of which 2,000 are enough; with folds the share of the NMM.
 
-        :raises ValueError: without a fit, after an update, or of one label.
+        :raises ValueError: without a fit, after an update, with ``pool=False``, or of one label.
         """
         if self.evidence is None:
-            raise ValueError("summary needs a fit and no update or loading after it")
+            raise ValueError("summary needs a fit with a pool and no update or loading after it")
         return str(self.evidence)
 
     def extra_repr(self) -> str:
