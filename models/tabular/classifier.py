@@ -123,7 +123,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             folds[rows[out]] = fold
             parts.append(self._trained(X, labels, rows[rest]))
         self.estimator_, self._parts = self._trained(X, labels, rows), parts
-        scores = torch.stack([self._log_probs(part, X) for part in parts])
+        scores = torch.stack([self._log_probs(part, X) for part in parts]).float()
         self._temperature = _temperature(scores[folds[rows], rows], labels[rows])
         seed = self.random_state
         if not isinstance(seed, Integral):
@@ -131,7 +131,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         with seeded(seed):
             self.stacked_ = StackedNMM(len(self.classes_), prior=TABLES)
             self.stacked_.fit(self.hood_, scores, labels, folds=folds, **self._fit_options)
-            pooled = self._pooled(self._log_probs(self.estimator_, X), scores)
+            pooled = self._pooled(self._log_probs(self.estimator_, X).float(), scores)
             self._fitted = pooled, labels, known
             posterior = self.stacked_.posterior(self.hood_, *self._fitted, num_draws=0)
         self.label_distributions_ = posterior.marginals().numpy()
@@ -156,6 +156,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         edges = torch.stack([hood.source, hood.target])
         edges = torch.cat([edges, torch.stack([near, row + size])], 1)
         parts = torch.stack([self._log_probs(part, X) for part in self._parts])
+        # In double precision, rows have the same probabilities in any order.
         scores = self._pooled(self._log_probs(self.estimator_, X), parts)
         more = scores, torch.zeros(new).long(), torch.zeros(new).bool()
         given = (torch.cat(pair) for pair in zip(self._fitted, more, strict=True))
@@ -259,7 +260,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         probs = np.zeros((_num_samples(X), len(self.classes_)))
         columns = np.searchsorted(self.classes_, estimator.classes_)
         probs[:, columns] = probabilities_of("estimator", estimator, X)
-        return torch.from_numpy(probs).clamp(min=LEAST).log().float()
+        return torch.from_numpy(probs).clamp(min=LEAST).log()
 
     def _pooled(self, whole: Tensor, parts: Tensor) -> Tensor:
         """Scores ``(n, C)``: half of the whole fit, and half of the mean of the folds."""
