@@ -76,7 +76,8 @@ def by_chain_rule(stacked, given, known):
 def samplers(stacked, given, held_out) -> dict:
     """Functions that draw the labels of all cells."""
     posterior = stacked.posterior(*given, new=held_out)
-    staged = stacked.posterior(*given, new=held_out, stages=10)
+    block = random_blocks(~(given[-1] | held_out), 10)
+    staged = stacked.posterior(*given, new=held_out, stages=block)
     return {
         STAGED: lambda: staged.sample((FEW_DRAWS,)),
         JOINT: lambda: posterior.sample((NUM_DRAWS,)),

@@ -81,8 +81,8 @@ def marginals(data: Data) -> dict:
 
 
 def at_once(data: Data) -> dict:
-    posterior, number = fitted(data).posterior(*given(data), num_draws=0), int(data.test_mask.sum())
-    value, error = posterior.path_likelihood(data.y, data.test_mask)
+    mixture, number = fitted(data).mixture(*given(data)), int(data.test_mask.sum())
+    value, error = mixture.path_likelihood(data.y, data.test_mask, data.train_mask)
     return {"joint": value.item() / number, "error": error.item() / number}
 
 
@@ -91,7 +91,7 @@ def held_out_nll(module: StackedNMM, data: Data) -> dict[int, float]:
     nll, own = {}, given(data)
     for size in STAGES:
         block = random_blocks(data.val_mask, size)
-        posterior = module.posterior(*own, num_samples=1, num_draws=0, stages=block)
+        posterior = module.posterior(*own, num_draws=0, stages=block)
         nll[size] = -posterior.log_likelihood(data.y, data.val_mask).item()
     return nll
 

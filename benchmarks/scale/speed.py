@@ -70,7 +70,7 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tu
     scores = 2 * torch.randn(num_nodes, num_classes)
     # Where a fit starts: queries cost the same at all values.
     with torch.no_grad():
-        mix = NeighborMixture(hood, *StackedNMM(pool=False)(hood, scores))
+        mix = NeighborMixture(hood, *StackedNMM(num_classes, pool=False)(hood, scores))
     # Labels of the model itself: particles then differ in weight, and are drawn anew.
     y, part = mix.sample(), torch.rand(num_nodes)
     train, held_out, test = part < 0.02, part > 0.98, (part - 0.5).abs() < 0.01

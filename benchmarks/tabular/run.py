@@ -214,8 +214,10 @@ def gcn(table: Table, num_epochs: int = 100) -> Tensor:
 
 
 def ours(table: Table, graph: object = None, **options) -> np.ndarray:
-    options = {"metric": table.metric, "random_state": 0} | options
-    model = NeighborMixtureClassifier(table.make(), **options)
+    if table.metric != "euclidean":
+        finder = KNeighborsTransformer(n_neighbors=NEIGHBORS, metric=table.metric)
+        options = {"neighbors": finder} | options
+    model = NeighborMixtureClassifier(table.make(), random_state=0, **options)
     return model.fit(table.rows, table.partly, graph).label_distributions_
 
 

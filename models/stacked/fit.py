@@ -4,39 +4,32 @@
 """The fit of a StackedNMM: steps, uncertain parameters, and evidence of held-out labels."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Size, Tensor
+from torch import Size, Tensor, nn
+from torch.distributions import Normal
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import LambdaLR
 from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
-from pyro_nmm.arguments import (
-    as_set,
-    as_tensor,
-    check_integers,
-    check_positive,
-    expect,
-    expect_all,
-    expect_device,
-    is_kind,
-)
+from pyro_nmm.arguments import as_set, as_tensor, expect, expect_all
 from pyro_nmm.blocks import row_blocks
-from pyro_nmm.fitting import minimise, with_gradients
-from pyro_nmm.labels import in_label_order
-from pyro_nmm.models.stacked.formula import Formula, Priors
-from pyro_nmm.models.stacked.table import GraphScores, side_by_side
+from pyro_nmm.fitting import Steps, minimise, with_gradients
+from pyro_nmm.models.stacked.formula import Formula
+from pyro_nmm.models.stacked.table import GraphScores, as_scores, side_by_side
 from pyro_nmm.neighborhood import edges_between
 from pyro_nmm.ops.marginals import node_log_probs, node_marginals
 from pyro_nmm.relabel import Channel, entries_at
 
 #: Candidates of the labels' probabilities.
 TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
-#: Folds of held-out nodes for the evidence of a fit without folds of its own, and the most nodes.
-FOLDS, MOST_LABELS = 5, 2_000
+#: Folds of held-out nodes for the evidence of a fit without folds of its own, the most nodes for
+#: it, and steps of each refit.
+FOLDS, MOST_LABELS, REFIT_STEPS = 5, 2_000, 20
+#: Adam's rate, and draws of the bound in a step.
+RATE, NUM_SAMPLES = 0.1, 8
 #: Pairs of neighbours that shrink their agreement, and labels that priors of shares count as.
 PAIRS, LABELS = 10, 5
 #: Edges of a fold up to which a fit on a device runs on the processor, because each of its many
@@ -62,21 +55,13 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     :param Tensor scores: ``(N, C)`` finite logits, with labels ``y``, ``(N,)``.
     :param Tensor held_out: mask ``(N,)`` or node ids of some nodes.
     """
-    scores = as_tensor("scores", in_label_order("scores", scores))
-    scores = scores.to(torch.get_default_dtype()) if is_kind(scores, "integers") else scores
-    scores = expect("scores", scores, ("N", "C"), kind="float").detach()
-    y = as_tensor("y", y, scores.device, masked=-1)
-    held_out = as_tensor("held_out", held_out, scores.device)
-    expect_device("held_out", held_out, scores.device, "scores")
+    scores = as_scores(scores, None).detach()
     held_out = as_set(held_out, len(scores), scores.device, "held_out")
-    y = expect("y", y, (len(scores),), kind="labels", note="one label per row of scores").long()
-    expect_device("y", y, scores.device, "scores")
-    num_classes = scores.shape[1]
-    good = ~held_out | (y >= 0) & (y < num_classes)
-    expect_all("y", y, good, f"hold labels 0..{num_classes - 1} where held_out")
-    cure = ": for log(0), clamp probabilities"
-    expect_all("scores", scores, scores.isfinite(), "be finite", cure)
-    log_scale = torch.zeros((), dtype=scores.dtype, device=scores.device, requires_grad=True)
+    y, note = as_tensor("y", y, scores.device, masked=-1), "one label per row of scores"
+    y = expect("y", y, (len(scores),), kind="labels", like=scores, note=note).long()
+    good = ~held_out | (y >= 0) & (y < scores.shape[1])
+    expect_all("y", y, good, f"hold labels 0..{scores.shape[1] - 1} where held_out")
+    log_scale = scores.new_zeros(()).requires_grad_()
     kept, labels = scores[held_out], y[held_out]
     minimise(lambda: F.cross_entropy(kept * log_scale.exp(), labels), [log_scale], 100)
     return (-log_scale).exp().item()
@@ -85,32 +70,12 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
 def bounded_temperature(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     """:func:`temperature_scaling` between .05 and 20 standard deviations of the scores."""
     # Few held-out nodes may all be predicted rightly, and would have a temperature of zero.
-    unit, centred = scores.std(), scores - scores.mean(1, keepdim=True)
-    if centred.std() <= unit / 20:  # numbers that all labels of a row share hide the scale
-        scores, unit = centred, centred.std()
-    if unit < 1e-12 or (centred - centred.mean(0)).std() < 1e-6 * unit:
+    scores = scores - scores.mean(1, keepdim=True)  # what all labels of a row share says nothing
+    unit = scores.std()
+    if scores.std(0).max() <= 1e-6 * unit:
         return 1.0  # all nodes have the same scores
     temperature = temperature_scaling(scores / unit, y, held_out)
     return unit.item() * min(max(temperature, 0.05), 20.0)
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """Options of :meth:`StackedNMM.fit`, which documents them."""
-
-    num_steps: int = 150
-    num_samples: int = 8
-    num_folds: int = 1
-    max_held_out: int = 5_000
-    lr: float = 0.1
-    progress: Callable[[range], Iterable[int]] = iter
-    refit_steps: int = 20
-
-    def __post_init__(self) -> None:
-        check_integers(1, num_steps=self.num_steps, num_folds=self.num_folds)
-        check_integers(1, max_held_out=self.max_held_out, refit_steps=self.refit_steps)
-        check_integers(2, num_samples=self.num_samples)
-        check_positive(lr=self.lr)
 
 
 @dataclass(frozen=True)
@@ -143,37 +108,30 @@ class Fold:
     @classmethod
     def of(cls, formula: Formula, data: GraphScores, out: Tensor) -> "Fold":
         """Some known labels, held out, given the others."""
-        inputs, observed = formula.inputs(replace(data, known=data.known & ~out))
-        return cls(data.hood, inputs, data.y, observed, out, data.edge_weight).small()
-
-    def small(self) -> "Fold":
-        """The same on a smaller graph: of the nodes that its labels depend on."""
-        rows = self.hood.restrict(self.observed | self.held_out)
+        data = replace(data, known=data.known & ~out, evidence=data.evidence & ~out)
+        inputs, observed = formula.inputs(data), data.evidence
+        rows = data.hood.restrict(observed | out)
         kept = rows.source.unique()
         # Nodes without a label here keep the edge from themselves only.
         ends = torch.searchsorted(kept, torch.stack([rows.source, rows.target]))
-        near, weight = Neighborhood(ends, len(kept)), self.edge_weight
+        near, weight = Neighborhood(ends, len(kept)), data.edge_weight
         if weight is not None:
-            weight = weight[edges_between(self.hood, kept[near.source], kept[near.target])]
-        labels = self.y[kept], self.observed[kept], self.held_out[kept]
-        return Fold(near, self.inputs[..., kept, :], *labels, weight)
+            weight = weight[edges_between(data.hood, kept[near.source], kept[near.target])]
+        labels = data.y[kept], observed[kept], out[kept]
+        return cls(near, inputs[..., kept, :], *labels, weight)
 
-    def cpu(self) -> "Fold":
-        """The same on the processor."""
+    def on_processor(self) -> "Fold":
+        """The same, on the processor if a fit is faster there."""
+        if self.hood.device.type == "cpu" or self.hood.num_edges > FEW_EDGES:
+            return self
         found = ((name, value) for name, value in vars(self).items() if value is not None)
         return Fold(**{name: value.to("cpu") for name, value in found})
 
 
-def parts_of(mask: Tensor, number: int = FOLDS) -> list[Tensor]:
+def parts_of(mask: Tensor, number: int) -> list[Tensor]:
     """Masks of parts of equal size, at random."""
-    nodes = mask.nonzero()[:, 0]
-    nodes = shuffled(nodes) if number > 1 else nodes
+    nodes = shuffled(mask.nonzero()[:, 0])
     return [index_to_mask(nodes[k::number], len(mask)) for k in range(min(number, len(nodes)))]
-
-
-def is_small(fold: Fold) -> bool:
-    """Whether a fit on a device is faster on the processor."""
-    return fold.hood.device.type != "cpu" and fold.hood.num_edges <= FEW_EDGES
 
 
 def some_of(mask: Tensor, most: int) -> Tensor:
@@ -187,102 +145,39 @@ def shuffled(nodes: Tensor) -> Tensor:
     return nodes[torch.randperm(len(nodes), device=nodes.device)]
 
 
-def fit_folds(
-    formula: Formula, priors: Priors, copies: Sequence[tuple[GraphScores, Tensor]],
-    options: FitOptions, agree: float,
-) -> tuple[Tensor, Evidence | None]:  # fmt: skip
-    """Fit values to held-out nodes, or a copy of the graph a fold; draws of them, and evidence."""
-    part = torch.zeros(0, dtype=torch.long)
-    if len(copies) == 1:
-        data, out = copies[0]
-        folds = [Fold.of(formula, data, part) for part in parts_of(out, options.num_folds)]
-    else:
-        every = [Fold.of(formula, data, out) for data, out in copies]
-        part = torch.cat([torch.full_like(fold.y, k) for k, fold in enumerate(every)])
-        folds = [side_by_side(every)]
-    whole = formula
-    if all(map(is_small, folds)):
-        folds = [fold.cpu() for fold in folds]
-        formula = formula.copied(folds[0].inputs)
-        part = part.cpu()
-    maximise(formula, priors, folds, options)
-    draws = deviations(formula, priors, folds)
-    with torch.no_grad():
-        for name, value in whole.values.items():
-            value.copy_(formula.values[name])
-    fold, share = folds[0], formula.share
-    if formula.temperature is None or len(folds) > 1 or int(fold.held_out.sum()) == 1:
-        return draws, None
-    if len(copies) == 1:
-        fold = replace(fold, held_out=some_of(fold.held_out, MOST_LABELS)).small()
-        nodes = shuffled(fold.held_out.nonzero()[:, 0])
-        part = torch.full_like(fold.y, -1)
-        part[nodes] = torch.arange(len(nodes), device=part.device) % FOLDS
-    log_probs = held_out_log_probs(formula, priors, fold, part, options.refit_steps)
-    if len(copies) > 1:
-        share = expected_share(log_probs[NMM], log_probs[TEMPERED], agree)
-    raw = [F.cross_entropy(d.scores[out], d.y[out], reduction="none") for d, out in copies]
-    nll = {"classifier": torch.cat(raw).mean().item()}
-    nll |= {name: -values.mean().item() for name, values in log_probs.items()}
-    return draws, Evidence(nll, share)
+def fold_of(
+    formula: Formula, copies: Sequence[tuple[GraphScores, Tensor]]
+) -> tuple[Fold, list[Tensor]]:
+    """Held-out nodes of copies of a graph, side by side, and masks of them for each copy."""
+    every = [Fold.of(formula, data, out) for data, out in copies]
+    fold = (side_by_side(every) if len(every) > 1 else every[0]).on_processor()
+    copy = torch.cat([torch.full_like(each.y, k) for k, each in enumerate(every)]).to(fold.y)
+    return fold, [fold.held_out & (copy == k) for k in range(len(every))]
 
 
-def held_out_log_probs(
-    formula: Formula, priors: Priors, fold: Fold, part: Tensor, num_steps: int
-) -> dict[str, Tensor]:
-    """``(n,)``: log-probabilities of held-out labels, by candidates refitted without them."""
-    scaled, y, part = fold.inputs[0, fold.held_out], fold.y[fold.held_out], part[fold.held_out]
-    by = {name: torch.empty_like(scaled[:, 0]) for name in (TEMPERED, POOL, NMM)}
-    for k in part.unique().tolist():
-        out = part == k
-        tempered = scaled / bounded_temperature(scaled, y, ~out)
-        by[TEMPERED][out] = entries_at(tempered.log_softmax(-1), y)[out]
-        for name, log_probs in ((POOL, pool_log_probs), (NMM, label_log_probs)):
-            again = refitted(formula, priors, fold, ~out, log_probs, num_steps)
-            by[name][out] = again[out].nan_to_num(nan=-torch.inf)  # it may diverge
-    return by
+def maximise(formula: Formula, prior: Normal, fold: Fold, steps: Steps) -> Tensor:
+    """``(d,)``: the formula's values, fitted by steps from its own."""
+    numbers = nn.Parameter(formula.numbers().to(fold.inputs))
+    given, out = (mask.nonzero()[:, 0] for mask in (fold.observed, fold.held_out))
 
-
-def refitted(
-    formula: Formula, priors: Priors, fold: Fold, rows: Tensor,
-    log_probs: Callable[[Formula, Fold], Tensor], num_steps: int,
-) -> Tensor:  # fmt: skip
-    """``(n,)``: log-probabilities of the held-out labels by a copy that is refitted to some."""
-    again, number = formula.copied(fold.inputs), int(rows.sum())
-
-    def loss() -> Tensor:
-        likelihood = log_probs(again, fold)[rows].sum()
-        return -(likelihood + priors.log_prob(again.values)) / number
-
-    minimise(loss, again.values.values(), num_steps)
-    with torch.no_grad():
-        return log_probs(again, fold)
-
-
-def pool_log_probs(formula: Formula, fold: Fold) -> Tensor:
-    """``(n,)``: log-probabilities of the held-out labels, by the pool alone."""
-    return entries_at(formula.probs(fold.inputs[:, fold.held_out]), fold.y[fold.held_out]).log()
-
-
-def maximise(formula: Formula, priors: Priors, folds: list[Fold], options: FitOptions) -> None:
-    """Fit the formula's values in steps, each on the next fold."""
-    optimizer = torch.optim.Adam(formula.values.values(), lr=options.lr, betas=(0.9, 0.99))
-    schedule = LambdaLR(optimizer, lambda step: min(1.0, 2 - 2 * step / options.num_steps))
-    whole = sum(int(fold.held_out.sum()) for fold in folds)
-    for step in options.progress(range(options.num_steps)):
-        optimizer.zero_grad()
-        fold = folds[step % len(folds)]
-        parameters = formula(fold.hood, fold.inputs, fold.edge_weight)
+    def backward(step: int) -> float:
+        parameters = formula.with_values(numbers)(fold.hood, fold.inputs, fold.edge_weight)
         mixture = NeighborMixture(fold.hood, *parameters, validate_args=False)
-        sets = [mask.nonzero()[:, 0] for mask in (fold.observed, fold.held_out)]
-        order = torch.cat([shuffled(nodes) for nodes in sets])
+        order = torch.cat([shuffled(given), shuffled(out)])
         q = mixture.in_order(fold.y, fold.observed | fold.held_out, order)
-        loss = -surrogate(q, len(sets[0]), options.num_samples) / len(sets[1])
-        (loss - priors.log_prob(formula.values) / whole).backward()
-        optimizer.step()
-        schedule.step()
-        if not priors.are_finite(formula.values):
-            raise ValueError(f"lr={options.lr} is too large: the parameters are no longer finite")
+        value = surrogate(q, len(given), NUM_SAMPLES) + prior.log_prob(numbers).sum()
+        loss = -value / len(out)
+        loss.backward()
+        return loss.item()
+
+    optimizer = torch.optim.Adam([numbers], lr=steps.lr, betas=(0.9, 0.99))
+    steps.train(
+        nn.ParameterList([numbers]),
+        optimizer,
+        backward,
+        lambda k: min(1, 2 - 2 * k / steps.num_steps),
+    )
+    return numbers.detach()
 
 
 def surrogate(q: OrderedConditional, num_given: int, num_samples: int) -> Tensor:
@@ -291,6 +186,49 @@ def surrogate(q: OrderedConditional, num_given: int, num_samples: int) -> Tensor
     bound = q.log_terms(choices)[:, num_given:].sum(-1)
     others = (bound.sum() - bound) / (num_samples - 1)
     return (bound + q.log_prob(choices) * (bound - others).detach()).mean()
+
+
+def evidence_of(
+    formula: Formula, prior: Normal, fold: Fold, parts: Sequence[Tensor], agree: float
+) -> tuple[dict[str, float], float]:
+    """Mean negative log-likelihoods of held-out labels, by candidates that are refitted without
+    their part, and the NMM's share if there are parts.
+    """
+    several = len(parts) > 1
+    if not several:
+        fold = replace(fold, held_out=some_of(fold.held_out, MOST_LABELS))
+        parts = parts_of(fold.held_out, FOLDS)
+    scaled, y = fold.inputs[0, fold.held_out], fold.y[fold.held_out]
+    by = {name: torch.empty_like(scaled[:, 0]) for name in (TEMPERED, POOL, NMM)}
+    for part in parts:
+        out = part[fold.held_out]
+        tempered = scaled / bounded_temperature(scaled, y, ~out)
+        by[TEMPERED][out] = entries_at(tempered.log_softmax(-1), y)[out]
+        for name, log_probs in ((POOL, pool_log_probs), (NMM, label_log_probs)):
+            by[name][out] = refitted(formula, prior, fold, ~out, log_probs)[out]
+    share = expected_share(by[NMM], by[TEMPERED], agree) if several else 1.0
+    return {name: -values.mean().item() for name, values in by.items()}, share
+
+
+def refitted(
+    formula: Formula, prior: Normal, fold: Fold, rows: Tensor,
+    log_probs: Callable[[Formula, Fold], Tensor],
+) -> Tensor:  # fmt: skip
+    """``(n,)``: log-probabilities of the held-out labels by values that are refitted to some."""
+    numbers, size = formula.numbers().requires_grad_(), int(rows.sum())
+
+    def loss() -> Tensor:
+        likelihood = log_probs(formula.with_values(numbers), fold)[rows].sum()
+        return -(likelihood + prior.log_prob(numbers).sum()) / size
+
+    minimise(loss, [numbers], REFIT_STEPS)
+    found = log_probs(formula.with_values(numbers.detach()), fold)
+    return found.nan_to_num(nan=-torch.inf)  # it may diverge
+
+
+def pool_log_probs(formula: Formula, fold: Fold) -> Tensor:
+    """``(n,)``: log-probabilities of the held-out labels, by the pool alone."""
+    return entries_at(formula.probs(fold.inputs[:, fold.held_out]), fold.y[fold.held_out]).log()
 
 
 def label_log_probs(formula: Formula, fold: Fold) -> Tensor:
@@ -314,12 +252,10 @@ def row_log_probs(
 
 def agreement(data: GraphScores) -> float:
     """How often labelled neighbours agree, from chance (0) to always (1), shrunk by ten pairs."""
-    hood, labels = data.hood, data.y[data.known]
-    pairs = (hood.source != hood.target) & data.known[hood.target]
-    source, target = hood.source[pairs], hood.target[pairs]
-    inside = data.known[source]
-    same = data.y[source[inside]] == data.y[target[inside]]
-    chance = labels.bincount().div(len(labels)).square().sum().item()
+    hood, known = data.hood, data.known | data.evidence
+    pairs = known[hood.source] & known[hood.target] & (hood.source != hood.target)
+    same = data.y[hood.source[pairs]] == data.y[hood.target[pairs]]
+    chance = data.y[known].bincount().div(known.sum()).square().sum().item()
     excess = (same.double() - chance).sum().item() / 2  # an undirected pair counts once
     return max(excess, 0.0) / (len(same) / 2 + PAIRS) / (1 - chance) if chance < 1 else 0.0
 
@@ -352,9 +288,7 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
     return float(((pair.logsumexp(0).sum(0) + prior).softmax(0) * share).sum())
 
 
-def deviations(
-    formula: Formula, priors: Priors, folds: list[Fold], number: int = NUM_DRAWS
-) -> Tensor:
+def deviations(formula: Formula, prior: Normal, fold: Fold, number: int = NUM_DRAWS) -> Tensor:
     r"""``(number, d)``: draws of the parameters minus the fitted ones, by the first step of a refit
     to labels with weights :math:`1 + \xi_{bi}` (Newton and Raftery 1994, "Approximate Bayesian
     Inference with the Weighted Likelihood Bootstrap", Journal of the RSS B 56),
@@ -368,11 +302,11 @@ def deviations(
     :math:`\Lambda` the precision of the prior. Every second draw has the opposite deviation, so
     that their mean is the fit. Cost: :math:`O(E_\tau C)`.
     """
-    gradients = torch.cat([label_gradients(formula, fold) for fold in folds])
-    hessian = gradients.T @ gradients + priors.precision(formula.values).to(gradients).diag()
+    gradients = label_gradients(formula, fold)
+    hessian = gradients.T @ gradients + prior.variance.double().reciprocal().diag()
     scores = torch.randn(number // 2, len(gradients)).to(gradients) @ gradients
     half = torch.linalg.solve(hessian, scores.T).T
-    return torch.stack([half, -half], 1).flatten(0, 1).to(folds[0].inputs)
+    return torch.stack([half, -half], 1).flatten(0, 1).to(fold.inputs)
 
 
 @torch.enable_grad()

@@ -3,29 +3,32 @@
 
 """An NMM on top of a classifier that is already trained."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
+from torch.nn.functional import cross_entropy, one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import check_integers
+from pyro_nmm.arguments import as_expected, check_integers, expect_all
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.fitting import with_gradients, with_options
+from pyro_nmm.fitting import Steps, with_gradients
 from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.models.stacked.fit import (
+    FOLDS,
     LABELS,
     NUM_DRAWS,
+    RATE,
     Evidence,
-    FitOptions,
     agreement,
     bounded_temperature,
-    fit_folds,
+    deviations,
+    evidence_of,
+    fold_of,
+    maximise,
     parts_of,
     silence,
     some_of,
@@ -33,12 +36,16 @@ from pyro_nmm.models.stacked.fit import (
 from pyro_nmm.models.stacked.formula import (
     Formula,
     PooledScores,
-    Priors,
-    declarations,
+    Prior,
+    adjusted,
     prior_of,
+    readable,
 )
-from pyro_nmm.models.stacked.stages import Pooled, as_blocks
+from pyro_nmm.models.stacked.stages import NUM_SAMPLES, StagedPosterior, posteriors
 from pyro_nmm.models.stacked.table import GraphScores, disjoint_masks, scores_of_folds, warn_user
+
+#: Most held-out nodes of a fit without folds.
+MOST_HELD_OUT = 5_000
 
 
 class StackedNMM(nn.Module):
@@ -52,11 +59,11 @@ class StackedNMM(nn.Module):
                              + \beta \frac{P_i^\top P_j}{\|P_i\| \|P_j\|}
 
     :math:`P_j` pools the scores of node `j`, the scores of its neighbours and the known labels
-    around it (:class:`~pyro_nmm.models.PooledScores`, ``4 + C`` parameters). :math:`\kappa` is the
-    concentration: the smaller, the stronger the correlation. :math:`\epsilon` is the floor,
-    :math:`\gamma` the attention of a node to itself and :math:`\beta` the attention to neighbours
-    with similar predictions. As :math:`\kappa, \gamma \to \infty` and :math:`\epsilon \to 0` it is
-    the pool, and in its limits temperature scaling, with a bias or without. :meth:`fit` maximises
+    around it (:class:`~pyro_nmm.models.PooledScores`). :math:`\kappa` is the concentration: the
+    smaller, the stronger the correlation. :math:`\epsilon` is the floor, :math:`\gamma` the
+    attention of a node to itself and :math:`\beta` the attention to neighbours with similar
+    predictions. As :math:`\kappa, \gamma \to \infty` and :math:`\epsilon \to 0` it is the pool, and
+    in its limits temperature scaling, with a bias or without. :meth:`fit` maximises
 
     .. math::
 
@@ -82,49 +89,39 @@ class StackedNMM(nn.Module):
     >>> later.posterior(hood, scores, y, train, new=held_out).marginals().argmax(-1)
     tensor([0, 0, 1, 1])
 
-    **In Pyro** it is a network to :class:`~pyro_nmm.models.Parameters` for
-    :class:`~pyro_nmm.guides.AmortizedNMM`. ``alpha`` holds the known labels already, and
-    conditioning on them as well would count them twice: use :meth:`mixture`.
-
     **Folds.** A classifier that is fitted once for each of ``K`` folds of the labels needs no
     held-out nodes: copies of the graph stand side by side, and copy ``k`` holds out fold ``k``. The
-    pool's NMM then has a share :math:`w` beside temperature scaling, whose labels are independent:
-    each node takes its label from temperature scaling with probability :math:`1 - w`, fitted too.
+    pool's NMM then has a share :math:`w`, fitted too: each node takes its label from temperature
+    scaling with probability :math:`1 - w`.
 
     >>> folds, both = torch.tensor([0, 1, 0, 1]), scores.expand(2, 4, 2)
     >>> stacked = StackedNMM(num_classes=2).fit(hood, both, y, folds=folds, num_steps=20)
     >>> 0 < stacked.share.item() < 1
     True
 
-    **Few labels, no classifier.** The labels' shares replace scores that say nothing, such as zeros
-    (:class:`~pyro_nmm.models.PooledScores`). Observed labels of neighbours then decide. If nothing
-    is left of the scores, every known label is held out in one of five folds.
+    **Few labels, no classifier.** The labels' shares replace scores that say nothing, such as
+    zeros. If nothing is left of the scores, every known label is held out in one of five folds.
 
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
     label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
 
-    **Stages.** Labels may be revealed in blocks, each of which has a joint distribution given all
-    earlier ones:
-
-    >>> stacked.posterior(hood, scores, y, train, stages=3).sample((5,)).shape
-    torch.Size([5, 4])
-
     **Edge weights** multiply the attention (``logits`` get their logarithms) and the pool's walk.
 
     **Scores alone.** With ``pool=False``, :math:`P_j` is the softmax of the scores times
-    :math:`s`, :math:`\alpha = \kappa P + \epsilon`, and known labels are conditioned on: in a fit
-    the training labels come first in every order, and :meth:`mixture` needs no ``y`` and no
-    ``known``. The prior mean of :math:`\log s` is relative to temperature scaling.
+    :math:`s`, relative to temperature scaling, and known labels are conditioned on: in a fit the
+    training labels come first in every order, and :meth:`mixture` needs no ``y`` and no ``known``.
 
-    :param int num_classes: ``C``; not needed for ``pool=False``.
+    **In Pyro** it is a :class:`~pyro_nmm.models.ParameterNetwork`. ``alpha`` holds the known labels
+    already, and conditioning on them as well would count them twice: use :meth:`mixture`.
+
+    :param int num_classes: ``C``.
     :param bool pool: whether :math:`P` pools scores, neighbours and known labels.
     :param Tensor compatibility: ``(C, C)``, :math:`H`, whose rows sum to one.
     :param dict prior: means and standard deviations of normal priors that replace the priors in
         :attr:`prior`, for example ``{"gamma": (1.0, 0.5)}``. A fit begins at the means.
     """
 
-    pool: PooledScores | None  #: :math:`P`
-    log_scale: Tensor  #: :math:`\log s`, without a pool
+    pool: PooledScores  #: :math:`P`
     log_kappa: Tensor  #: :math:`\log \kappa`
     log_floor: Tensor  #: :math:`\log \epsilon`
     gamma: Tensor  #: :math:`\gamma`
@@ -137,61 +134,55 @@ class StackedNMM(nn.Module):
     deviations: Tensor  #: ``(16, d)``: draws of all parameters, minus the fitted ones
 
     def __init__(
-        self,
-        num_classes: int | None = None,
-        *,
-        pool: bool = True,
-        compatibility: Tensor | None = None,
-        prior: Mapping[str, tuple[float, float]] | None = None,
-    ) -> None:
+        self, num_classes: int, *, pool: bool = True, compatibility: Tensor | None = None,
+        prior: Prior | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        if pool and num_classes is None:
-            raise ValueError("num_classes is needed: the number of columns of the scores")
-        self.declared = declarations(pool, compatibility is not None)
-        for parameter in self.declared:
-            if "." not in parameter.name:  # the others are the pool's
-                self.register_parameter(parameter.name, nn.Parameter(torch.zeros(())))
-        self.pool = PooledScores(num_classes) if pool and num_classes is not None else None
+        #: Mean and standard deviation of each parameter's prior, by name.
+        self.prior = prior_of(pool, compatibility is not None, prior or {})
+        for name in self.prior:
+            if "." not in name:  # the others are the pool's
+                self.register_parameter(name, nn.Parameter(torch.zeros(())))
+        self.pool = PooledScores(num_classes, scores_alone=not pool)
         self.register_buffer("compatibility", compatibility)
-        if self.pool is not None:
-            self.register_buffer("share", torch.ones(()))
-        self.evidence = None
+        self.register_buffer("share", torch.ones(()))
         self.register_buffer("updated", torch.zeros((), dtype=torch.bool))
         size = sum(value.numel() for value in self.parameters())
         self.register_buffer("deviations", torch.zeros(NUM_DRAWS, size))
-        #: Mean and standard deviation of each parameter's prior, by name.
-        self.prior = prior_of(self.declared, prior or {})
-        Priors.of(self.declared, self.prior).start(self.formula.values)
+        self.evidence = None
+        self._set(self.formula.prior(self.prior, self.deviations).mean)
+
+    @torch.no_grad()
+    def _set(self, numbers: Tensor) -> None:
+        """Change all parameters."""
+        new = self.formula.with_values(numbers).values
+        for name, value in self.named_parameters():
+            value.copy_(new[name].view_as(value))
 
     @property
     def formula(self) -> Formula:
         """``alpha`` and ``logits`` as functions of the parameters."""
         values = {name: value.view(-1) for name, value in self.named_parameters()}
-        if self.pool is None:
-            return Formula(values, compatibility=self.compatibility)
-        pool = self.pool.temperature, self.pool.shares
-        return Formula(values, *pool, self.compatibility, float(self.share))
+        fixed = self.pool.temperature, self.pool.shares, self.compatibility
+        return Formula(values, *fixed, float(self.share))
 
     def _read(
-        self,
-        hood: Neighborhood,
-        scores: Any,
-        y: Any = None,
-        known: Any = None,
-        weight: Any = None,
-        new: Any = None,
-    ) -> GraphScores:
-        """A checked graph with scores and labels."""
+        self, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None,
+        edge_weight: Any = None, new: Any = None,
+    ) -> GraphScores:  # fmt: skip
+        """A checked graph with scores and labels, which are evidence if scores are alone."""
         check_hood(hood)
-        if self.pool is not None and (y is None or known is None):
+        if (y is None or known is None) and not self.pool.scores_alone:
             raise ValueError(
                 "y and known are needed: the labels that are known, and where, are a part of what "
                 "is pooled; on a graph without any, give a mask that selects no node"
             )
-        data = GraphScores.of(hood, scores, y, known, weight, new)
-        if self.pool is not None and data.scores.shape[1] != len(self.pool.offsets):
-            must = f"({hood.num_nodes}, {len(self.pool.offsets)}), num_classes columns"
+        data = GraphScores.of(hood, scores, y, known, edge_weight, new)
+        if data.scores.shape[1] != len(self.pool.shares):
+            must = f"({hood.num_nodes}, {len(self.pool.shares)}), num_classes columns"
             raise ValueError(f"scores must have shape {must}, got {tuple(data.scores.shape)}")
+        if self.pool.scores_alone:
+            data = replace(data, evidence=data.known | data.evidence)
         return data
 
     def forward(
@@ -211,103 +202,99 @@ class StackedNMM(nn.Module):
             :func:`~pyro_nmm.models.edge_weights`; in all calls or in none.
         """
         data, formula = self._read(hood, scores, y, known, edge_weight), self.formula
-        return formula(hood, formula.inputs(data)[0], data.edge_weight)
+        return formula(hood, formula.inputs(data), data.edge_weight)
 
-    @with_options
     @with_gradients
     def fit(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor | None = None,
         held_out: Tensor | None = None, *, folds: Tensor | None = None,
-        edge_weight: Tensor | None = None, options: FitOptions = FitOptions(),
+        edge_weight: Tensor | None = None, num_steps: int = 150,
+        progress: Callable[[range], Iterable[int]] = iter,
     ) -> "StackedNMM":  # fmt: skip
         r"""Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that
         falls to zero, and return the module. It begins at temperature scaling, so the scale of the
         scores does not matter. Other arguments as for :meth:`forward`.
 
         :param Tensor train: mask or ids of nodes that the classifier learned from; may be empty.
-        :param Tensor held_out: mask or ids of nodes that it did not learn from: validation nodes.
+        :param Tensor held_out: mask or ids of nodes that it did not learn from: validation nodes,
+            of which it takes at most 5,000.
         :param Tensor folds: ``(N,)`` fold ``0..K - 1`` of each labelled node, negative for others,
             in the place of ``train`` and ``held_out``. ``scores`` is ``(K, N, C)``: the scores of
             fold ``k`` come from a classifier that learned from the labels of all other folds.
-        :param int num_steps: default 150.
-        :param int num_samples: draws of :math:`q(c \mid y)` a step, at least 2, default 8.
-        :param int num_folds: folds of the held-out nodes, default 1; a step is on one of them.
-        :param int max_held_out: most held-out nodes, default 5,000; folds and updates use all.
-        :param float lr: Adam's, positive, default .1.
-        :param int refit_steps: of LBFGS, for :meth:`summary` and the share, default 20.
         :param progress: wraps the range of steps, for example ``tqdm``.
-        :raises ValueError: for wrong shapes, for masks that overlap or select nothing, and for an
-            ``lr`` at which the fit diverges. The module is then unchanged.
+        :raises ValueError: for wrong shapes, and for masks that overlap or select nothing.
 
-        Cost: :math:`O(T E_\tau + E_\tau C)` a step, :math:`E_\tau` the edges into the held-out
-        nodes (into both sets without a pool); :math:`O(E C)` 21 times for each fold.
+        Cost: :math:`O(E_\tau C)` a step, :math:`E_\tau` the edges into the held-out nodes (both
+        sets without a pool), and :math:`O(E C)` 21 times for each fold.
         """
+        steps = Steps(num_steps, RATE, progress=progress)
         if folds is not None:
             if train is not None or held_out is not None:
                 raise ValueError("folds says which labels are held out: leave out train, held_out")
             parts = scores_of_folds(hood, scores, folds)
             copies = [(self._read(hood, s, y, known, edge_weight), out) for s, known, out in parts]
-            return self._fit(copies, options)
+            return self._fit(copies, steps)
         if train is None or held_out is None:
             raise ValueError("train and held_out are needed, or scores (K, N, C) and their folds")
         train, held_out = disjoint_masks(hood, train=train, held_out=held_out)
-        held_out = some_of(held_out, options.max_held_out)
+        held_out = some_of(held_out, MOST_HELD_OUT)
         data = self._read(hood, scores, y, train | held_out, edge_weight)
-        return self._fit([(data, held_out)], options)
+        return self._fit([(data, held_out)], steps)
 
-    @with_options
     @with_gradients
     def update(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, new: Tensor, *,
-        edge_weight: Tensor | None = None,
-        options: FitOptions = FitOptions(num_steps=100, num_folds=5),
+        edge_weight: Tensor | None = None, num_steps: int = 60,
     ) -> "StackedNMM":  # fmt: skip
-        """Refit the parameters, from their present values, to all labels known by now. Each fold of
-        them is held out in turn, given the others, which :meth:`posterior` takes as ``new``.
+        """Refit the parameters, from their present values, to all labels known by now. Each of five
+        folds of them is held out given the others, which :meth:`posterior` takes as ``new``.
 
         :param Tensor new: mask ``(N,)`` or ids of *all* nodes whose labels are known and from
             which the classifier did not learn: the held-out nodes of :meth:`fit`, and later ones.
-        :param options: of :meth:`fit`, by default ``num_folds=5`` and ``num_steps=100``.
         """
         train, new = disjoint_masks(hood, train=train, new=new)
-        data = self._read(hood, scores, y, train, edge_weight, new=new)
-        return self._fit([(data, new)], options, afresh=False)
+        data = self._read(hood, scores, y, train, edge_weight, new)
+        data = replace(data, known=data.known | data.evidence)
+        copies = [(data, part) for part in parts_of(new, FOLDS)]
+        return self._fit(copies, Steps(num_steps, RATE), afresh=False)
 
     def _fit(
-        self, copies: Sequence[tuple[GraphScores, Tensor]], options: FitOptions, afresh: bool = True
+        self, copies: Sequence[tuple[GraphScores, Tensor]], steps: Steps, afresh: bool = True
     ) -> "StackedNMM":
-        """Fit to a graph's held-out nodes, or copies. An error leaves the module as it was."""
+        """Fit to held-out nodes of copies of a graph. An error leaves the module as it was."""
         copies = [(replace(data, scores=data.scores.detach()), out) for data, out in copies]
+        formula, (data, _) = self.formula, copies[0]
         scores, y = (torch.cat([getattr(d, name) for d, _ in copies]) for name in ("scores", "y"))
-        warn_user(scores, copies[0][0].hood)
+        warn_user(scores, data.hood)
         out = torch.cat([out for _, out in copies])
-        temperature, agree = bounded_temperature(scores, y, out), agreement(copies[0][0])
-        formula = self.formula.copied(scores)
-        if afresh and self.pool is not None:
+        agree, silent = agreement(data), float(formula.shares.sum())
+        if afresh:
+            temperature = bounded_temperature(scores, y, out)
             silent = silence((scores / temperature).softmax(-1), y, out)
             if silent == 1 and len(copies) == 1:  # the scores do not know the training labels
-                copies = [(data, part) for data, _ in copies for part in parts_of(data.known)]
-            labels = one_hot(torch.cat([data.y[out] for data, out in copies]), scores.shape[1])
-            shares = (labels.to(scores).sum(0) + LABELS / scores.shape[1]) / (len(labels) + LABELS)
-            t, shares = scores.new_tensor(temperature), silent * shares
-            formula = replace(formula, temperature=t, shares=shares, share=1.0)
-        else:
-            silent = 0.0 if formula.shares is None else float(formula.shares.sum())
-        priors = Priors.of(self.declared, self.prior, temperature, agree, silent)
-        if afresh:
-            priors.start(formula.values)
-        draws, evidence = fit_folds(formula, priors, copies, options, agree + silent * (1 - agree))
+                copies = [(data, part) for part in parts_of(data.known | data.evidence, FOLDS)]
+            labels = one_hot(torch.cat([d.y[part] for d, part in copies]), scores.shape[1])
+            shares = (labels.sum(0) + LABELS / scores.shape[1]) / (len(labels) + LABELS)
+            t, shares = scores.new_tensor(temperature), silent * shares.to(scores)
+            formula = replace(formula, temperature=t, shares=shares)
+        fold, parts = fold_of(formula, copies)
+        prior = formula.prior(adjusted(self.prior, agree, silent), fold.inputs)
+        start = prior.mean if afresh else formula.numbers()
+        formula = formula.with_values(maximise(formula.with_values(start), prior, fold, steps))
+        draws, evidence = deviations(formula, prior, fold), None
+        if afresh and len(labels) > 1 and not self.pool.scores_alone:
+            raw = [cross_entropy(d.scores[o], d.y[o], reduction="none") for d, o in copies]
+            nll, share = evidence_of(formula, prior, fold, parts, agree + silent * (1 - agree))
+            evidence = Evidence({"classifier": torch.cat(raw).mean().item()} | nll, share)
         self.to(scores)
-        with torch.no_grad():
-            for name, value in formula.values.items():
-                self.get_parameter(name).view(-1).copy_(value)
-            if self.pool is not None:
-                self.pool.temperature.copy_(formula.temperature)
-                self.pool.shares.copy_(formula.shares)
-                self.share.fill_(formula.share if evidence is None else evidence.share)
-            self.deviations.copy_(draws)
-            self.updated.fill_(not afresh)
+        self._set(formula.numbers())
+        self.deviations.copy_(draws)
+        self.updated.fill_(not afresh)
         self.evidence = evidence
+        if afresh:
+            self.share.fill_(evidence.share if evidence else 1.0)
+        self.pool.temperature.copy_(formula.temperature)
+        self.pool.shares.copy_(formula.shares)
         return self
 
     def mixture(
@@ -317,69 +304,60 @@ class StackedNMM(nn.Module):
         """The fitted distribution of all labels, with a pool given the known ones: a known node
         keeps its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
         It has the gradient of the scores alone.
+
         :raises ValueError: also before :meth:`fit`, ``load_state_dict`` or an optimiser's step.
         """
         data = self._read(hood, scores, y, known, edge_weight)
         [formula] = self._formulas()
-        parameters = formula(hood, formula.inputs(data)[0], data.edge_weight)
-        return next(formula.mixtures(data, [parameters]))
-
-    def check_fitted(self) -> None:
-        """Refuse parameters that are all as they were made."""
-        values, start = self.formula.values, Priors.of(self.declared, self.prior).declared
-        if all(bool((values[p.name].float() == p.mean).all()) for p in start):
-            cure = "call fit(...) or load_state_dict(...) first"
-            raise ValueError(f"stacked has the parameters that it was made with: {cure}")
+        inputs = formula.inputs(data)
+        return next(formula.mixtures(data, inputs, [formula(hood, inputs, data.edge_weight)]))
 
     @torch.no_grad()
     def posterior(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor,
-        num_samples: int | None = 64, num_draws: int = NUM_DRAWS, *, new: Tensor | None = None,
-        edge_weight: Tensor | None = None, beside: Tensor | None = None, stages: int | Tensor = 1,
+        self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, *,
+        new: Tensor | None = None, edge_weight: Tensor | None = None, num_draws: int = NUM_DRAWS,
+        stages: Tensor | None = None,
     ) -> Posterior:  # fmt: skip
         """The distribution of all labels given the known ones, averaged over draws of the
         parameters around the fit: a few hundred held-out labels leave them uncertain, and intervals
-        of counts would be too narrow without the draws. ``known`` may select no node.
+        of counts would be too narrow without the draws. ``known`` may select no node. Labels that
+        are evidence about choices have 64 draws of these, as in
+        :meth:`~pyro_nmm.NeighborMixture.condition`.
 
-        :param int num_samples: of :meth:`~pyro_nmm.NeighborMixture.condition`, for all draws.
-        :param int num_draws: at most 16. 0 takes the fitted parameters.
-        :param Tensor new: ``(N,)`` boolean mask of known labels from which the classifier did not
+        :param Tensor new: mask ``(N,)`` or ids of known labels from which the classifier did not
             learn, none of them in ``known``. After :meth:`update` they belong to :math:`P` too.
-        :param Tensor beside: ``(N, C)`` label probabilities with the share :math:`1 - w` after a
-            fit by folds, default temperature scaling of the scores.
-        :param stages: number of blocks in which labels are revealed to the pool, at random, or the
-            block of each node ``(N,)``, ``0..B - 1``. It needs a pool and ``num_samples``. With
-            several blocks the posterior has ``log_likelihood``, of all nodes of the blocks before
-            its last one, ``sample`` and ``counts``. A block costs a pool, :math:`O(E C)` 20 times.
+        :param int num_draws: at most 16. 0 takes the fitted parameters.
+        :param Tensor stages: ``(N,)`` block ``0..B - 1`` of each node, for example of
+            :func:`~pyro_nmm.models.random_blocks`, in which labels are revealed to the pool. Each
+            block has a joint distribution given all earlier ones. The posterior then has
+            ``log_likelihood``, of all nodes of the blocks before its last one, ``sample`` and
+            ``counts``. A block costs a pool, :math:`O(E C)` 20 times.
         """
         check_integers(0, num_draws=num_draws)
-        if num_samples is not None:
-            check_integers(1, num_samples=num_samples)
-            num_draws = min(num_draws, num_samples)
         if num_draws > NUM_DRAWS:
             raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
-        if self.pool is None and beside is not None:
-            raise ValueError("beside needs a pool: with pool=False the NMM has no share")
-        data = self._read(hood, scores, y, known, edge_weight, new=new)
-        data, observed, block = data.with_beside(beside), data.known, None
-        if not isinstance(stages, int) or stages != 1:
-            if self.pool is None or num_samples is None:
-                raise ValueError("stages needs a pool, where labels are revealed, and num_samples")
-            block = as_blocks(stages, observed)
-        if not self.updated:
-            data = replace(data, known=data.certain)
+        data = self._read(hood, scores, y, known, edge_weight, new)
         formulas = self._formulas(num_draws)
-        inputs = formulas[0].inputs(data)[0]
-        share = num_samples and num_samples // len(formulas)
-        pooled = Pooled(data, inputs, observed, share)
-        members = pooled.posteriors(formulas) if block is None else pooled.staged(formulas, block)
+        if self.updated:
+            data = replace(data, known=data.known | data.evidence)
+        if stages is None:
+            members = posteriors(formulas, data, NUM_SAMPLES // len(formulas))
+        else:
+            if self.pool.scores_alone:
+                raise ValueError("stages needs a pool, where labels are revealed")
+            size = (hood.num_nodes,)
+            block = as_expected("stages", stages, size, kind="labels", like=hood).long()
+            expect_all("stages", block, block >= 0, "hold blocks 0, 1, ...")
+            members = [StagedPosterior(formula, data, block) for formula in formulas]
         return AveragedPosterior(members) if len(members) > 1 else members[0]
 
     def _formulas(self, num_draws: int = 0) -> list[Formula]:
         """Of draws of the parameters; of the fitted ones, if there are no draws."""
-        self.check_fitted()
         formula, draws = self.formula, self.deviations[:num_draws]
         numbers = formula.numbers()
+        if numbers.float().equal(formula.prior(self.prior, numbers).mean.float()):
+            cure = "call fit(...) or load_state_dict(...) first"
+            raise ValueError(f"stacked has the parameters that it was made with: {cure}")
         draws = draws if draws.any() else torch.zeros_like(numbers)[None]
         return [formula.with_values(numbers + d) for d in draws]
 
@@ -394,8 +372,4 @@ class StackedNMM(nn.Module):
         return str(self.evidence)
 
     def extra_repr(self) -> str:
-        values = {name: value.item() for name, value in self.named_parameters(recurse=False)}
-        shown = {} if self.pool else {"temperature": math.exp(-values.pop("log_scale"))}
-        logs = [p.name for p in self.declared if p.log and p.name in values]
-        shown |= {name.removeprefix("log_"): math.exp(values.pop(name)) for name in logs}
-        return ", ".join(f"{name}={value:.4g}" for name, value in (shown | values).items())
+        return readable(self)

@@ -1,11 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The joint distribution of labels that are revealed in blocks."""
+"""Posteriors of a graph's labels, at once or in blocks that are revealed one after the other."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -13,13 +12,33 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torch_geometric.utils import index_to_mask
 
-from pyro_nmm import blocks
-from pyro_nmm.arguments import as_expected, as_shape, check_integers, expect, expect_all
+from pyro_nmm import NeighborMixture, blocks
+from pyro_nmm.arguments import as_shape, check_integers, expect
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.graph_arguments import as_nodes
 from pyro_nmm.models.stacked.formula import Formula, Tensors, propagated
 from pyro_nmm.models.stacked.table import GraphScores, side_by_side
-from pyro_nmm.relabel import Channel, entries_at
+from pyro_nmm.relabel import entries_at
+
+#: Draws of the choices of labels that are evidence.
+NUM_SAMPLES = 64
+
+
+def posteriors(formulas: Sequence[Formula], data: GraphScores, num_samples: int) -> list[Posterior]:
+    """One for each formula, given the known labels."""
+    inputs, observed = formulas[0].inputs(data), data.known | data.evidence
+    every = (formula(data.hood, inputs, data.edge_weight) for formula in formulas)
+    mixtures = formulas[0].mixtures(data, inputs, every)
+    return [given(mixture, data, observed, num_samples) for mixture in mixtures]
+
+
+def given(
+    mixture: NeighborMixture, data: GraphScores, observed: Tensor, num_samples: int
+) -> Posterior:
+    """With as many components where no label is observed, too."""
+    if not observed.any():
+        return mixture.prior(num_samples)
+    return mixture.condition(data.y, observed, num_samples)
 
 
 class StagedPosterior(Posterior):
@@ -37,21 +56,33 @@ class StagedPosterior(Posterior):
     of earlier blocks.
 
     Cost: for each block a pool, :math:`O(E C)` 20 times; :meth:`sample` for each draw and block, of
-    all draws at once. With labels that are ``new``, draws come one by one: each has a posterior of
-    the choices of the new labels, given its own earlier blocks.
+    all draws at once.
 
-    :param Posterior first: the posterior of the first block.
-    :param given: the posterior given labels ``(S, N)`` where a mask ``(N,)`` is true, on ``S``
-        copies of the graph side by side.
+    :param Formula formula: of one draw of the parameters.
+    :param GraphScores data: the graph and its known labels.
     :param Tensor block: ``(N,)`` block ``0..B - 1`` of each unobserved node.
-    :param int most: the largest ``S``.
     """
 
-    def __init__(self, first: Posterior, given: Callable, block: Tensor, most: int = 1) -> None:
+    def __init__(self, formula: Formula, data: GraphScores, block: Tensor) -> None:
+        [first] = posteriors([formula], data, NUM_SAMPLES)
         parts = first.hood, first.logits, first.components, first.channel
         super().__init__(*parts, is_exact=first.is_exact, weighted=first.weighted)
-        self.first, self.given, self.most = first, given, most
-        self.block = block.masked_fill(self.observed, -1)
+        self.formula, self.data, self.first = formula, data, first
+        self.inputs, self.block = formula.inputs(data), block.masked_fill(self.observed, -1)
+
+    def given(self, y: Tensor, before: Tensor, num_samples: int) -> Posterior:
+        """Given labels ``(S, N)`` of the blocks before one, on ``S`` copies of the graph."""
+        data, formula = self.data, self.formula
+        known = before & (data.known | ~data.evidence)  # new labels are in the pool or not
+        inputs = self.inputs.repeat(1, len(y), 1)
+        inputs[2] = propagated(replace(data, y=y, known=known)).flatten(0, 1)
+        copies = side_by_side([replace(data, y=labels, known=known) for labels in y])
+        parameters = formula(copies.hood, inputs, copies.edge_weight)
+        revealed = copies.known & ~data.known.repeat(len(y))
+        parameters = counted(copies, inputs, formula.share, revealed, *parameters)
+        # A known node has a source of its own, so only new labels are conditioned on.
+        mixture = next(formula.mixtures(copies, inputs, [parameters]))
+        return given(mixture, copies, copies.evidence, num_samples)
 
     def log_likelihood(
         self, y: Tensor, observed: Tensor | None = None, num_particles: int = 64
@@ -64,15 +95,14 @@ class StagedPosterior(Posterior):
         numbers, total = self.block[nodes].unique().tolist(), self.logits.new_zeros(())
         missing = ~self.observed & (self.block < max(numbers, default=0)) & ~new
         if missing.any():
-            node = int(missing.nonzero()[0])
             raise ValueError(
-                f"observed leaves out node {node}, of an earlier block: give stages="
-                "random_blocks(observed, number), where such nodes are in the last block"
+                f"observed leaves out node {int(missing.nonzero()[0])}, of an earlier block: give "
+                "stages=random_blocks(observed, number), where such nodes are in the last block"
             )
         for k in numbers:
-            known = self.block < k
-            at_start = known.equal(self.observed)
-            posterior = self.first if at_start else self.given(every[None], known)
+            before, posterior = self.block < k, self.first
+            if not before.equal(self.observed):
+                posterior = self.given(every[None], before, NUM_SAMPLES)
             total += posterior.log_likelihood(every, new & (self.block == k), num_particles)
         return total
 
@@ -83,73 +113,30 @@ class StagedPosterior(Posterior):
         labels = self.labels.repeat(shape.numel(), 1)
         last = max(self.block[nodes].tolist(), default=-1)
         drawn = (self.block < last).index_fill(0, nodes, True)
+        most = max(1, blocks.NUMBERS // (4 * self.hood.num_edges * self.num_classes))
         for k in range(last + 1):
-            part, known = (drawn & (self.block == k)).nonzero()[:, 0], self.block < k
-            if known.equal(self.observed):
+            part, before = (drawn & (self.block == k)).nonzero()[:, 0], self.block < k
+            if before.equal(self.observed):
                 labels[:, part] = self.first.sample((len(labels),), part)
                 continue
-            for some in labels.split(self.most) if len(part) * len(labels) else ():
-                copies = torch.arange(0, some.numel(), len(known), device=part.device)[:, None]
-                draw = self.given(some, known).sample((), (copies + part).flatten())
+            for some in labels.split(most) if len(labels) * len(part) else ():
+                copies = torch.arange(0, some.numel(), len(drawn), device=part.device)[:, None]
+                draw = self.given(some, before, 1).sample((), (copies + part).flatten())
                 some[:, part] = draw.view(len(some), -1)
         return labels[:, nodes].view(*shape, len(nodes))
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: a query that would sum over labels of earlier blocks."""
-        raise ValueError("with stages=1 a posterior has this query, with more it has none")
+        raise ValueError("without stages a posterior has this query, with stages it has none")
 
     condition = log_marginal = _refuse
     marginals = pairwise = predict = _refuse
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """What the posteriors of one graph have in common."""
-
-    data: GraphScores
-    inputs: Tensor  #: of the formulas
-    observed: Tensor  #: mask of the labels that the mixtures are conditioned on
-    num_samples: int | None  #: of each posterior
-
-    def posteriors(
-        self, formulas: Sequence[Formula], revealed: Tensor | None = None
-    ) -> list[Posterior]:
-        """One for each formula. Its sources have counts of ``revealed`` labels."""
-        data, observed, share = self.data, self.observed, self.num_samples
-        every = (formula(data.hood, self.inputs, data.edge_weight) for formula in formulas)
-        if revealed is not None:
-            every = (counted(formulas[0], data, revealed, *each) for each in every)
-        some, mixtures = bool(observed.any()), formulas[0].mixtures(data, every)
-        return [m.condition(data.y, observed, share) if some else m.prior(share) for m in mixtures]
-
-    def staged(self, formulas: Sequence[Formula], block: Tensor) -> list[Posterior]:
-        """:meth:`posteriors` of labels that are revealed in blocks."""
-        new = torch.zeros_like(self.data.known) if self.data.new is None else self.data.new
-        numbers_each = 4 * self.data.hood.num_edges * self.inputs.shape[-1]
-        most = 1 if new.any() else max(1, blocks.NUMBERS // numbers_each)
-        pairs = zip(self.posteriors(formulas), formulas, strict=True)
-        return [StagedPosterior(p, partial(self.given, f, new), block, most) for p, f in pairs]
-
-    def given(self, formula: Formula, new: Tensor, y: Tensor, known: Tensor) -> Posterior:
-        """The posterior given labels ``(S, N)`` where known, on copies of the graph."""
-        data = self.data
-        known = known & (data.known | ~new)  # new labels are in the pool or not, as before
-        terms = self.inputs.repeat(1, len(y), 1)
-        terms[2] = propagated(replace(data, y=y, known=known)).flatten(0, 1)
-        copies = side_by_side([replace(data, y=row, known=known) for row in y])
-        # A known node has a source of its own, so only new labels are conditioned on.
-        observed, revealed = (mask.repeat(len(y)) for mask in (new, known & ~data.known))
-        return Pooled(copies, terms, observed, self.num_samples).posteriors([formula], revealed)[0]
-
-
 def counted(
-    formula: Formula,
-    data: GraphScores,
-    revealed: Tensor,
-    alpha: Tensor,
-    logits: Tensor,
-    *relabel: Tensor,
-) -> Tensors:
+    data: GraphScores, inputs: Tensor, share: float, revealed: Tensor, alpha: Tensor,
+    logits: Tensor, *relabel: Tensor,
+) -> Tensors:  # fmt: skip
     r"""Parameters whose sources have counts of revealed labels:
 
     .. math::
@@ -160,30 +147,16 @@ def counted(
     counts of the first step of EM, so more labels around a source have more weight.
     """
     rows, found = data.hood.restrict(revealed), alpha.clone()
-    mean = alpha / alpha.sum(-1, keepdim=True)
+    mean, beside = alpha / alpha.sum(-1, keepdim=True), inputs[0].softmax(-1) * (1 / share - 1)
     for block in blocks.row_blocks(rows.ptr, 4 * alpha.shape[1]):
         part = rows.take(torch.arange(block.start, block.stop, device=rows.device))
         labels = data.y[part.nodes]
-        shown = one_hot(labels, alpha.shape[1]).index_select(0, part.row)
-        if relabel:
-            channel = Channel(relabel[0]).of(part.edge)
-            shown = channel.evidence(part, labels).exp()
+        at = labels[part.row]
+        shown = relabel[0][part.edge, :, at] if relabel else one_hot(at, alpha.shape[1])
         weight = part.softmax(logits[part.edge])[:, None] * mean[part.source] * shown
-        total = part.sum(weight.sum(-1))
-        if formula.share < 1:
-            beside = entries_at(formula.beside(data)[part.nodes], labels)
-            total = total + beside * (1 - formula.share) / formula.share
+        total = part.sum(weight.sum(-1)) + entries_at(beside[part.nodes], labels)
         found.index_add_(0, part.source, weight / total[part.row, None])
     return found, logits, *relabel
-
-
-def as_blocks(stages: int | Tensor, known: Tensor) -> Tensor:
-    """``(N,)``: the block of each node."""
-    if isinstance(stages, int):
-        return random_blocks(~known, stages)
-    block = as_expected("stages", stages, tuple(known.shape), kind="labels", like=known).long()
-    expect_all("stages", block, block >= 0, "hold blocks 0, 1, ...")
-    return block
 
 
 def random_blocks(nodes: Tensor, number: int, seed: int = 0) -> Tensor:

@@ -5,7 +5,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -18,8 +18,6 @@ from pyro_nmm.graph_arguments import check_all_rows, check_hood, check_label_ran
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.neighborhood import edges_between
 
-#: Who called ``fit`` or ``update``, seen from a warning of this file.
-USER = 6
 Part = TypeVar("Part")
 
 
@@ -30,35 +28,28 @@ class GraphScores:
     hood: Neighborhood
     scores: Tensor  #: ``(N, C)`` finite logits, at least in single precision
     y: Tensor  #: ``(N,)`` labels, read where known
-    known: Tensor  #: ``(N,)`` boolean mask
+    known: Tensor  #: ``(N,)`` mask of the labels in the pool
+    evidence: Tensor  #: ``(N,)`` mask of the labels that are evidence about choices
     edge_weight: Tensor | None = None  #: ``(num_edges,)`` positive, in the order of ``hood``
-    beside: Tensor | None = None  #: ``(N, C)`` probabilities, default temperature scaling
-    new: Tensor | None = None  #: ``(N,)`` mask of known labels that are evidence about choices too
 
     @classmethod
     def of(
-        cls,
-        hood: Neighborhood,
-        scores: Any,
-        y: Any = None,
-        known: Any = None,
-        weight: Any = None,
-        new: Any = None,
-    ) -> "GraphScores":
-        """Of tensors or arrays. Without ``y`` no label is known."""
+        cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None,
+        edge_weight: Any = None, new: Any = None,
+    ) -> "GraphScores":  # fmt: skip
+        """Of tensors or arrays. Without ``y`` no label is known; ``new`` ones are evidence."""
         check_hood(hood)
         if hood.bipartite:
             cure = "take Neighborhood(edge_index, num_nodes), whose sources are nodes"
             raise ValueError(f"hood has sources that are no nodes: {cure}")
-        scores = _as_scores(hood, scores)
-        if weight is not None:
+        scores = as_scores(scores, hood.num_nodes, hood.device)
+        if edge_weight is not None:
             check_all_rows(hood)
             note = "one per edge of hood: pyro_nmm.models.edge_weights makes them of PyG's"
-            weight = as_tensor("edge_weight", weight, hood.device)
-            _check_weights(weight, hood.num_edges, note)
+            edge_weight = _as_weights(edge_weight, hood, hood.num_edges, note)
+        none = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
         if y is None or known is None:
-            known = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
-            return cls(hood, scores, known.long(), known, weight)
+            return cls(hood, scores, none.long(), none, none, edge_weight)
         y = as_tensor("y", y, hood.device, masked=-1)
         if y.dim() == 2 and y.shape[1] == 1:  # as OGB has labels
             y = y[:, 0]
@@ -67,46 +58,24 @@ class GraphScores:
         known = as_set(known, hood.num_nodes, hood.device, "known", empty=True)
         if new is not None:
             known, new = disjoint_masks(hood, known=known, new=new)
-            known = known | new
-        if known.any():
-            rows = hood.restrict(known)
+        every = known if new is None else known | new
+        if every.any():
+            rows = hood.restrict(every)
             cure = "count labels from 0, and leave unlabelled nodes out of train, held_out, known"
             check_label_range(rows, y[rows.nodes], scores.shape[1], "scores have", cure)
-        return cls(hood, scores, y, known, weight, new=new)
+        return cls(hood, scores, y, known, none if new is None else new, edge_weight)
 
     @property
     def certain(self) -> Tensor:
-        """``(N,)`` mask of labels that are known and no evidence: the pool alone has them."""
-        return self.known if self.new is None else self.known & ~self.new
-
-    def with_beside(self, beside: Any) -> "GraphScores":
-        """The same, with label probabilities beside the NMM."""
-        if beside is None:
-            return self
-        beside = as_tensor("beside", in_label_order("beside", beside), self.hood.device)
-        expect("beside", beside, tuple(self.scores.shape), note="one row of probabilities per node")
-        if not (beside >= 0).all() or not ((beside.sum(-1) - 1).abs() < 1e-3).all():
-            raise ValueError("beside must hold probabilities: each row must sum to one")
-        return replace(self, beside=beside.to(self.scores))
-
-    def with_shares(self, shares: Tensor, temperature: Tensor) -> "GraphScores":
-        """The same with labels' ``shares`` ``(C,)`` in scores and beside them, as in a pool."""
-        if not shares.any():
-            return self
-        kept = (1 - shares.sum()).clamp(min=0)
-        probs = (self.scores / temperature).log_softmax(-1) + kept.log()
-        scores = torch.logaddexp(probs, shares.log()) * temperature
-        beside = None if self.beside is None else kept * self.beside + shares
-        return replace(self, scores=scores, beside=beside)
+        """``(N,)`` mask of labels that are in the pool and are no evidence."""
+        return self.known & ~self.evidence
 
 
-def _as_scores(hood: Neighborhood, scores: Any) -> Tensor:
+def as_scores(scores: Any, num_nodes: int | None, device: torch.device | None = None) -> Tensor:
     """``(N, C)`` finite logits."""
-    scores = as_tensor("scores", in_label_order("scores", scores), hood.device)
-    if scores.is_meta:
-        raise ValueError("scores must be a tensor with values, got one on the meta device")
+    scores = as_tensor("scores", in_label_order("scores", scores), device)
     note = "one row of logits per node and C >= 2 labels"
-    expect("scores", scores, (hood.num_nodes, ("C", 2)), note=note)
+    expect("scores", scores, ("N" if num_nodes is None else num_nodes, ("C", 2)), note=note)
     scores = scores.to(torch.get_default_dtype()) if is_kind(scores, "integers") else scores
     if not scores.is_floating_point() or not scores.isfinite().all():
         raise ValueError(
@@ -136,30 +105,28 @@ def side_by_side(parts: Sequence[Part]) -> Part:
     """The disjoint union of graphs with tables of nodes."""
     fields = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
     hoods = fields.pop("hood")
-    ptr = cumsum(torch.cat([hood.ptr.diff() for hood in hoods]))
     first = cumsum(torch.tensor([hood.num_nodes for hood in hoods])).tolist()
-    source = torch.cat([hood.source + n for hood, n in zip(hoods, first[:-1], strict=True)])
-    union = Neighborhood.of_rows(first[-1], torch.arange(first[-1]).to(ptr), ptr, source)
+    nodes, source = (
+        torch.cat([getattr(hood, name) + n for hood, n in zip(hoods, first, strict=False)])
+        for name in ("nodes", "source")
+    )
+    ptr = cumsum(torch.cat([hood.ptr.diff() for hood in hoods]))
     found = ((name, each) for name, each in fields.items() if each[0] is not None)
     tables = {name: torch.cat(each, -2 if each[0].dim() > 1 else 0) for name, each in found}
     kind: Any = type(parts[0])
-    return kind(hood=union, **tables)
+    return kind(hood=Neighborhood.of_rows(first[-1], nodes, ptr, source), **tables)
 
 
 def warn_user(scores: Tensor, hood: Neighborhood) -> None:
     """Warn of probabilities, and of a graph of which nodes read half of their neighbours."""
     if (scores >= 0).all() and ((scores.sum(-1) - 1).abs() < 1e-3).all():
-        warnings.warn(
-            "scores look like probabilities: each row sums to one. Give logits, "
-            "for example scores.clamp(min=1e-6).log()",
-            stacklevel=USER,
-        )
+        cure = "Give logits, for example scores.clamp(min=1e-6).log()"
+        warnings.warn(f"scores look like probabilities: each row sums to one. {cure}", stacklevel=5)
     edges = (hood.source != hood.target).nonzero()[:, 0]
-    some = edges[:: max(1, -(-len(edges) // 1000))]
-    reverse = edges_between(hood, hood.target[some], hood.source[some])
-    if len(some) and (reverse < 0).all():  # none of a thousand edges has its reverse
+    some = edges[:: max(1, len(edges) // 1000)]
+    if len(some) and (edges_between(hood, hood.target[some], hood.source[some]) < 0).all():
         cure = "if edges have no direction, pass torch_geometric.utils.to_undirected(edge_index)"
-        warnings.warn(f"hood has each edge in one direction only: {cure}", stacklevel=USER)
+        warnings.warn(f"hood has each edge in one direction only: {cure}", stacklevel=5)
 
 
 def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
@@ -177,12 +144,14 @@ def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def _check_weights(edge_weight: Tensor, number: int, note: str) -> None:
-    expect("edge_weight", edge_weight, (number,), note=note)
-    good = edge_weight.is_floating_point() and edge_weight.isfinite().all()
-    if not good or not (edge_weight > 0).all():
+def _as_weights(edge_weight: Any, hood: Neighborhood, number: int, note: str) -> Tensor:
+    weight = as_tensor("edge_weight", edge_weight, hood.device)
+    expect("edge_weight", weight, (number,), note=note)
+    good = weight.is_floating_point() and weight.isfinite().all()
+    if not good or not (weight > 0).all():
         cure = "leave out the edges whose weight is zero"
         raise ValueError(f"edge_weight must be finite positive floating-point numbers: {cure}")
+    return weight
 
 
 def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tensor:
@@ -203,8 +172,8 @@ def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tenso
     """
     check_all_rows(hood)
     edge_index = as_edge_index(edge_index, hood.num_nodes, like=hood)
-    edge_weight = as_tensor("edge_weight", edge_weight, hood.device)
-    _check_weights(edge_weight, edge_index.shape[1], "one for each edge of edge_index")
+    note = "one for each edge of edge_index"
+    edge_weight = _as_weights(edge_weight, hood, edge_index.shape[1], note)
     place, loop = edges_between(hood, *edge_index), hood.source == hood.target
     weight = edge_weight.new_zeros(hood.num_edges).index_add(0, place.clamp(min=0), edge_weight)
     weighted = weight > 0

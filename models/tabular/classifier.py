@@ -24,14 +24,15 @@ from torch.nn import functional as F
 from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph, to_undirected
 
 from pyro_nmm import Neighborhood, Posterior
-from pyro_nmm.arguments import check_integers
 from pyro_nmm.datasets import seeded
 from pyro_nmm.edges import edges_of
-from pyro_nmm.fitting import with_gradients
+from pyro_nmm.fitting import minimise, with_gradients
 from pyro_nmm.labels import as_array, check_names, check_same_order, is_missing
-from pyro_nmm.models.stacked import StackedNMM, bounded_temperature
+from pyro_nmm.models.stacked import StackedNMM
 from pyro_nmm.models.tabular.estimators import probabilities_of, with_probabilities
 
+#: Folds of the labelled rows, and the least probability of a label: a zero has no logarithm.
+FOLDS, LEAST = 5, 1e-3
 #: Neighbours of rows that need a preparation.
 EXAMPLE = "make_pipeline(preparation, KNeighborsTransformer(n_neighbors=10))"
 #: Priors of the parameters on neighbour graphs of tables, chosen on 74 tables that are not reported
@@ -52,11 +53,11 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
     of nearest neighbours of the rows. It learns from a few labelled rows and any number of
     unlabelled ones, and its probabilities are calibrated without held-out labels.
 
-    The classifier is fitted once to all labels and once without each of ``cv`` folds of them. The
-    parameters of the NMM are fitted to labels that the classifier has not seen, as is the share of
-    the NMM beside temperature scaling (:meth:`~pyro_nmm.models.StackedNMM.fit` with ``folds``). The
-    scores of unlabelled rows are the mean of the whole fit's scores and the folds' mean. Shares of
-    labels replace scores that say nothing, as without features, and labels of neighbours decide.
+    The classifier is fitted once to all labels and once without each of five folds of them, or of
+    fewer if no class has five labels. The parameters of the NMM are fitted to labels that the
+    classifier has not seen (:meth:`~pyro_nmm.models.StackedNMM.fit` with ``folds``). The
+    probabilities of unlabelled rows, before the NMM, are the mean of the whole fit's and the folds'
+    mean, at one temperature.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.linear_model import LogisticRegression
@@ -69,14 +70,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
     (2, 3)
 
     :param estimator: a classifier with ``predict_proba``.
-    :param int n_neighbors: neighbours of each row in the graph.
-    :param int cv: folds of the labelled rows. Each class needs at least two labelled rows. The
-        default is fewer folds if no class has five labels: as many as the largest class has.
-    :param str metric: distance of the neighbours, any of scikit-learn's ``NearestNeighbors``.
-    :param neighbors: a transformer like ``KNeighborsTransformer``, or a pipeline that ends in one,
-        in the place of ``n_neighbors`` and ``metric``: for columns of several kinds, or approximate
-        neighbours of a million rows. Default: exact, of scaled rows if the metric is Euclidean.
-    :param float clip: least probability of a label: a forest's zero has no logarithm.
+    :param neighbors: a transformer like ``KNeighborsTransformer``, or a pipeline that ends in one:
+        for another number or distance, columns of several kinds, or approximate neighbours of a
+        million rows. Default: the ten nearest of scaled rows.
     :param random_state: of folds and fit: an integer, a ``RandomState``, or None for new draws.
     :ivar classes_: ``(C,)`` labels in order.
     :ivar transduction_: ``(n,)`` the label of every row of the fit.
@@ -88,16 +84,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     _fit_options: Mapping[str, Any] = {}  #: of :meth:`StackedNMM.fit`
 
-    def __init__(
-        self, estimator: Any, *, n_neighbors: int = 10, cv: int = 5, metric: str = "euclidean",
-        neighbors: Any = None, clip: float = 1e-3, random_state: Any = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, estimator: Any, *, neighbors: Any = None, random_state: Any = None) -> None:
         self.estimator = estimator
-        self.n_neighbors = n_neighbors
-        self.cv = cv
-        self.metric = metric
         self.neighbors = neighbors
-        self.clip = clip
         self.random_state = random_state
 
     @with_gradients
@@ -107,6 +96,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         :param X: ``(n, features)`` rows, an array, a sparse matrix or a data frame. With
             ``neighbors`` or ``graph`` also what the pipelines read, such as a list of texts.
         :param y: ``(n,)`` labels of one type; -1, NaN, None or masked for rows without a label.
+            Each class needs two labelled rows.
         :param graph: in the place of nearest neighbours, edges between rows: ``(2, E)`` pairs
             (source, target), or a sparse ``(n, n)`` matrix, each of whose stored entries is an edge
             in both directions, zeros too. Also PyG's ``Data``, or a NetworkX graph or a data frame
@@ -114,42 +104,36 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             data frame ``X``. New rows can then not be predicted.
         :raises ValueError: for rows, labels or options that do not fit.
 
-        Cost: ``cv + 1`` fits of the classifier, nearest neighbours, and time linear in the edges.
+        Cost: six fits of the classifier, nearest neighbours, and time linear in the edges.
         """
-        check_integers(2, cv=self.cv)
-        check_integers(1, n_neighbors=self.n_neighbors)
-        if self.neighbors is not None and (self.n_neighbors, self.metric) != (10, "euclidean"):
-            raise ValueError("n_neighbors, metric have no effect beside neighbors: set them there")
-        if not 0 < self.clip < 1:
-            raise ValueError(f"clip must lie between 0 and 1, got {self.clip}")
         X = self._checked(X, True, graph is not None or self.neighbors is not None)
         size = _num_samples(X)
-        labels, known = self._encoded(y, X, size)
-        self.hood_ = Neighborhood(self._edges(X, graph, size), size)
-        rows, folds, parts = known.nonzero()[:, 0].numpy(), -torch.ones(size).long(), []
-        most = int(labels[rows].bincount().max())
-        number = min(5, most) if self.cv == 5 else self.cv  # the default yields to few labels
+        labels, known = self._encoded(y, X)
+        self._neighbors = None
+        if graph is None:
+            self._neighbors, graph = _nearest(self.neighbors, X)
+        edges, nodes = edges_of(graph, X)
+        if nodes not in (None, size):
+            raise ValueError(f"graph must have {size} nodes, one for each row of X, got {nodes}")
+        self.hood_ = Neighborhood(edges, size)
+        rows, folds, parts = known.nonzero()[:, 0].numpy(), torch.full((size,), -1), []
+        number = min(FOLDS, int(labels[rows].bincount().max()))
         splits = StratifiedKFold(number, shuffle=True, random_state=self.random_state)
         for fold, (rest, out) in enumerate(splits.split(rows, labels[rows])):
             folds[rows[out]] = fold
             parts.append(self._trained(X, labels, rows[rest]))
         self.estimator_, self._parts = self._trained(X, labels, rows), parts
-        whole, *scores = (self._log_probs(fitted, X) for fitted in (self.estimator_, *parts))
-        held_out = torch.stack(scores)[folds[rows], rows], labels[rows]
-        self._temperatures = _temperature_posterior(*held_out)
-        outs = (folds[rows] == fold for fold in range(number))
-        self._fold_temperatures = [bounded_temperature(*held_out, out) for out in outs]
+        scores = torch.stack([self._log_probs(part, X) for part in parts]).float()
+        self._temperature = _temperature(scores[folds[rows], rows], labels[rows])
         seed = self.random_state
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(2**31)
         with seeded(seed):
             self.stacked_ = StackedNMM(len(self.classes_), prior=TABLES)
-            copies = torch.stack(scores)
-            self.stacked_.fit(self.hood_, copies, labels, folds=folds, **self._fit_options)
-            pooled, self._beside = self._pooled(whole, *scores)
+            self.stacked_.fit(self.hood_, scores, labels, folds=folds, **self._fit_options)
+            pooled = self._pooled(self._log_probs(self.estimator_, X).float(), scores)
             self._fitted = pooled, labels, known
-            options: Any = {"num_draws": 0, "beside": self._beside}
-            posterior = self.stacked_.posterior(self.hood_, *self._fitted, **options)
+            posterior = self.stacked_.posterior(self.hood_, *self._fitted, num_draws=0)
         self.label_distributions_ = posterior.marginals().numpy()
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         return self
@@ -158,7 +142,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         """Label probabilities ``(m, C)`` of new rows, each a node that takes its label from itself
         or one of its nearest fitted rows. Rows of :meth:`fit` are in ``label_distributions_``.
 
-        Cost: ``cv + 1`` predictions of the classifier, and a pass over the graph of :meth:`fit`.
+        Cost: six predictions of the classifier, and a pass over the graph of :meth:`fit`.
         """
         check_is_fitted(self, "stacked_")
         if self._neighbors is None:
@@ -171,20 +155,19 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         row, near = from_scipy_sparse_matrix(self._neighbors.transform(X))[0].long()
         edges = torch.stack([hood.source, hood.target])
         edges = torch.cat([edges, torch.stack([near, row + size])], 1)
-        every = (self._log_probs(part, X) for part in (self.estimator_, *self._parts))
-        (scores, beside), (fitted, labels, known) = self._pooled(*every), self._fitted
-        posterior = self.stacked_.posterior(
-            Neighborhood(edges, size + new), torch.cat([fitted, scores]),
-            torch.cat([labels, labels.new_zeros(new)]), torch.cat([known, known.new_zeros(new)]),
-            num_draws=0, beside=torch.cat([fitted.softmax(1), beside]),  # read for new rows only
-        )  # fmt: skip
-        return posterior.marginals()[size:].numpy()
+        parts = torch.stack([self._log_probs(part, X) for part in self._parts])
+        # In double precision, rows have the same probabilities in any order.
+        scores = self._pooled(self._log_probs(self.estimator_, X), parts)
+        more = scores, torch.zeros(new).long(), torch.zeros(new).bool()
+        given = (torch.cat(pair) for pair in zip(self._fitted, more, strict=True))
+        wider = Neighborhood(edges, size + new)
+        return self.stacked_.posterior(wider, *given, num_draws=0).marginals()[size:].numpy()
 
     @property
     def posterior_(self) -> Posterior:
         """The joint distribution of the rows' labels. It is made anew, from a few passes."""
         check_is_fitted(self, "stacked_")
-        return self.stacked_.posterior(self.hood_, *self._fitted, beside=self._beside)
+        return self.stacked_.posterior(self.hood_, *self._fitted)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of each new row."""
@@ -246,7 +229,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             check_names("y", y[known].tolist())
         return y, known
 
-    def _encoded(self, y: Any, X: Any, size: int) -> tuple[Tensor, Tensor]:
+    def _encoded(self, y: Any, X: Any) -> tuple[Tensor, Tensor]:
         """Indices of classes, and a mask of the labelled rows; sets ``classes_``."""
         y, known = self._labels(y, X)
         values = np.asarray(y[known].tolist() if y.dtype == object else y[known])
@@ -261,23 +244,12 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             some = f"{counts}{' ...' * (len(count) > 8)}"
             raise ValueError(
                 f"y must have at least two classes and two labelled rows of each, got {some} of "
-                f"n_samples={size} (-1, NaN and None mean unlabelled): label another row of a "
+                f"n_samples={len(y)} (-1, NaN and None mean unlabelled): label another row of a "
                 f"class with one label, or mark its row as unlabelled"
             )
-        labels = torch.zeros(size, dtype=torch.long)
+        labels = torch.zeros(len(y), dtype=torch.long)
         labels[torch.from_numpy(known)] = torch.from_numpy(index)
         return labels, torch.from_numpy(known)
-
-    def _edges(self, X: Any, graph: Any, size: int) -> Tensor:
-        """Pairs of neighbouring rows; of nearest neighbours both ways round."""
-        self._neighbors = None
-        if graph is None:
-            number = min(self.n_neighbors, size - 1)
-            self._neighbors, graph = _nearest(self.neighbors, number, self.metric, X)
-        edges, nodes = edges_of(graph, X)
-        if nodes not in (None, size):
-            raise ValueError(f"graph must have {size} nodes, one for each row of X, got {nodes}")
-        return edges
 
     def _trained(self, X: Any, labels: Tensor, rows: np.ndarray) -> Any:
         some = _safe_indexing(X, rows), self.classes_[labels[rows]]
@@ -285,36 +257,41 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
 
     def _log_probs(self, estimator: Any, X: Any) -> Tensor:
         """``(n, C)`` logarithms of a classifier's clipped probabilities."""
-        probs = np.full((_num_samples(X), len(self.classes_)), self.clip)
+        probs = np.zeros((_num_samples(X), len(self.classes_)))
         columns = np.searchsorted(self.classes_, estimator.classes_)
         probs[:, columns] = probabilities_of("estimator", estimator, X)
-        return torch.from_numpy(probs).clamp(min=self.clip).log().float()
+        return torch.from_numpy(probs).clamp(min=LEAST).log()
 
-    def _pooled(self, whole: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores for the NMM, half of the whole fit and half the folds' mean; and probabilities
-        beside it: half these, half the mean of folds that are calibrated one by one.
-        """
-        mean, by_fold = torch.zeros_like(whole), torch.zeros_like(whole)
-        for part, temperature in zip(parts, self._fold_temperatures, strict=True):
-            mean += _averaged(part, self._temperatures) / len(parts)
-            by_fold += (part / temperature).softmax(1) / len(parts)
-        mean = (_averaged(whole, self._temperatures) + mean) / 2
+    def _pooled(self, whole: Tensor, parts: Tensor) -> Tensor:
+        """Scores ``(n, C)``: half of the whole fit, and half of the mean of the folds."""
+        probs = [(scores / self._temperature).softmax(-1) for scores in (whole, parts)]
         pool = self.stacked_.pool
         assert pool is not None
-        return mean.log() * pool.temperature, (mean + by_fold) / 2
+        return ((probs[0] + probs[1].mean(0)) / 2).log() * pool.temperature
 
 
-def _nearest(neighbors: Any, number: int, metric: str, X: Any) -> tuple[Any, Any]:
-    """A fitted transformer, the user's or exact neighbours of rows that are scaled for Euclid, and
-    its sparse matrix of neighbours.
+def _temperature(held_out: Tensor, y: Tensor) -> Tensor:
+    """The most probable temperature, under a standard normal prior of its logarithm."""
+    log_scale = torch.zeros((), requires_grad=True)
+
+    def loss() -> Tensor:
+        fit = F.cross_entropy(held_out * log_scale.exp(), y, reduction="sum")
+        return fit + log_scale.square() / 2
+
+    minimise(loss, [log_scale], 100)
+    return (-log_scale).exp().detach()
+
+
+def _nearest(neighbors: Any, X: Any) -> tuple[Any, Any]:
+    """A fitted transformer, the user's or exact neighbours of scaled rows, and its sparse matrix of
+    neighbours.
     """
     if neighbors is not None:
         finder = clone(neighbors)
-    else:
-        finder = KNeighborsTransformer(n_neighbors=number, metric=metric)
-        if metric == "euclidean":  # pandas has the accessor if all columns are sparse
-            scaler = StandardScaler(with_mean=not issparse(X) and not hasattr(X, "sparse"))
-            finder = make_pipeline(scaler, finder)
+    else:  # pandas has the accessor if all columns are sparse
+        scaler = StandardScaler(with_mean=not issparse(X) and not hasattr(X, "sparse"))
+        number = min(10, _num_samples(X) - 1)
+        finder = make_pipeline(scaler, KNeighborsTransformer(n_neighbors=number))
     last = finder[-1] if isinstance(finder, Pipeline) else finder
     if hasattr(last, "set_output"):  # no data frame holds a sparse matrix
         last.set_output(transform="default")
@@ -324,8 +301,8 @@ def _nearest(neighbors: Any, number: int, metric: str, X: Any) -> tuple[Any, Any
         if neighbors is not None:
             raise
         raise ValueError(
-            f"the default neighbours need numeric rows without missing values and a known "
-            f"metric: else pass neighbors={EXAMPLE}. The error was: {error}"
+            f"the default neighbours need numeric rows without missing values: else pass "
+            f"neighbors={EXAMPLE}. The error was: {error}"
         ) from error
     if not hasattr(graph, "tocoo"):
         raise ValueError(
@@ -333,19 +310,3 @@ def _nearest(neighbors: Any, number: int, metric: str, X: Any) -> tuple[Any, Any
             f"{type(graph).__name__}: end it in a KNeighborsTransformer, as in {EXAMPLE}"
         )
     return finder, graph
-
-
-def _temperature_posterior(held_out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """``(61,)`` temperatures and their probabilities under a standard normal prior of their log."""
-    temperatures = torch.linspace(-3, 3, 61).exp()
-    loss = [F.cross_entropy(held_out / t, y, reduction="sum") for t in temperatures]
-    return temperatures, (-torch.stack(loss) - temperatures.log().square() / 2).softmax(0)
-
-
-def _averaged(scores: Tensor, posterior: tuple[Tensor, Tensor]) -> Tensor:
-    """``(N, C)``: a softmax for each temperature, because few labels do not determine one."""
-    probs = torch.zeros_like(scores)
-    for t, weight in zip(*posterior, strict=True):
-        if weight > 1e-6:
-            probs += weight * (scores / t).softmax(1)
-    return probs / probs.sum(1, keepdim=True)

@@ -329,7 +329,7 @@ def test_fits_of_small_graphs_run_on_the_processor(device, most, monkeypatch):
         there = There(place)
         torch.manual_seed(1)
         values = there(hood, scores, HALF, part < 0.3, part > 0.7)
-        stacked = there(StackedNMM(2)).fit(*values, num_steps=3, refit_steps=2)
+        stacked = there(StackedNMM(2)).fit(*values, num_steps=3)
         assert {value.device.type for value in stacked.state_dict().values()} == {place}
         found.append({name: value.cpu() for name, value in stacked.state_dict().items()})
     if most or device != "cuda":

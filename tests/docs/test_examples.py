@@ -76,7 +76,7 @@ def test_counts_of_a_region(tmp_path, monkeypatch, seed):
 
 
 def test_node_classification(tmp_path, monkeypatch):
-    steps = vars(inspect.unwrap(StackedNMM.fit).__kwdefaults__["options"])
+    steps = inspect.unwrap(StackedNMM.fit).__kwdefaults__
     monkeypatch.setitem(steps, "num_steps", 60)
     example = load("examples/node_classification.py")
     result = run(example, tmp_path, "--num-steps", "40")

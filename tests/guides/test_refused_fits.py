@@ -91,11 +91,10 @@ REFUSED = [
         ("weight_decay", -1.0, "must be finite and not negative"),
         ("estimator", "chains", "must be one of"))),
     *((run, {name: 0}, f"{name} {INTEGER}") for run, name in (
-        (stacked, "num_steps"), (stacked, "num_samples"), (mixture, "num_steps"),
+        (stacked, "num_steps"), (mixture, "num_steps"),
         (mixture, "num_samples"), (links, "num_steps"))),
     *((run, {"lr": wrong}, f"lr {POSITIVE} {wrong}")
-      for run in (stacked, mixture, links) for wrong in (0.0, -1.0, math.nan)),
-    (stacked, {"num_samples": 1}, f"num_samples {INTEGER} 2, got 1"),
+      for run in (mixture, links) for wrong in (0.0, -1.0, math.nan)),
     (mix, {"hood": house()}, r"must have shape \(5,\), one label per node, got \(12,\)"),
     (mixture, {"height": 4}, "field must have the 12 nodes of hood"),
     (mixture, {"height": 4, "target": lambda: lambda _: field(), "order": torch.arange(12)},

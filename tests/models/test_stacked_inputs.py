@@ -14,8 +14,7 @@ from stacking import FEW, few_labels, mask, moved
 from torch_geometric.utils import erdos_renyi_graph
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.models import PooledScores, StackedNMM, edge_weights
-from pyro_nmm.models.stacked.table import scores_of_folds
+from pyro_nmm.models import PooledScores, StackedNMM
 
 KNOWN = torch.tensor([False, True, False, True, True])
 
@@ -50,33 +49,21 @@ def test_sets_of_nodes(form):
     torch.testing.assert_close(stacked(hood, scores, y, form(mask(5))), nothing)
 
 
-def test_zeros_and_ones_are_ids_or_a_mask():
-    """Ids if they do not repeat, and the same mask on a large graph."""
-    hood, scores = Neighborhood([[0], [1]], 2), torch.randn(2, 3)
-    posterior = moved(StackedNMM(3)).posterior(hood, scores, torch.tensor([2, 1]), [1, 0])
-    assert posterior.observed.all()
-    hood, known = Neighborhood(erdos_renyi_graph(50, 0.1), 50), torch.rand(50) < 0.3
-    scores, y = torch.randn(50, 3), torch.randint(3, (50,))
-    expected = StackedNMM(3)(hood, scores, y, known)
-    torch.testing.assert_close(StackedNMM(3)(hood, scores, y, known.to(torch.int8)), expected)
-
-
 def test_scores_and_labels_as_arrays():
     """NumPy's arrays, and OGB's columns of labels; nested lists of folds."""
     hood, scores, y, train, held_out = few_labels()
-    marginals = []
-    for form in (
-        (scores, y, train, held_out),
-        (scores.numpy(), y[:, None].numpy(), train.numpy(), held_out.nonzero()[:, 0].int().numpy()),
-    ):
-        torch.manual_seed(0)
-        stacked = StackedNMM(3).fit(hood, *form, **FEW)
-        marginals.append(stacked.posterior(hood, *form[:3], num_samples=4).marginals())
-    assert torch.equal(*marginals)
     both, folds = torch.stack([scores, 2 * scores]), torch.arange(60) % 2
-    given = (both, folds), (both.tolist(), folds.tolist())
-    for found, expected in zip(*(scores_of_folds(hood, *each) for each in given), strict=True):
-        torch.testing.assert_close(found, expected)
+    column, ids = y[:, None].numpy(), held_out.nonzero()[:, 0].int().numpy()
+    for given, options, others, as_lists in (
+        ((scores, y, train, held_out), {}, (scores.numpy(), column, train.numpy(), ids), {}),
+        ((both, y), {"folds": folds}, (both.tolist(), y), {"folds": folds.tolist()}),
+    ):
+        found = []
+        for each, more in ((given, options), (others, as_lists)):
+            torch.manual_seed(0)
+            stacked = StackedNMM(3).fit(hood, *each, **more, **FEW)
+            found.append([*stacked.state_dict().values()])
+        torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("options", [{}, {"prior": {"gamma": (1.0, 0.5)}}])
@@ -117,7 +104,7 @@ def fit(hood=HOOD, scores=SCORES, y=Y, train=TRAIN, held_out=KNOWN, module=(3,),
 
 
 def plain(hood=HOOD, scores=SCORES, y=Y, **options):
-    StackedNMM(pool=False).fit(hood, scores, y, TRAIN, KNOWN, **options)
+    StackedNMM(3, pool=False).fit(hood, scores, y, TRAIN, KNOWN, **options)
 
 
 def one(value, *place):
@@ -129,26 +116,21 @@ def one(value, *place):
 
 REFUSALS = [
     # Modules
-    (lambda: StackedNMM(), "num_classes is needed"),
+    (lambda: StackedNMM(1), "num_classes must be an integer of at least 2"),
     (lambda: PooledScores(1), "num_classes must be an integer of at least 2"),
-    (lambda: StackedNMM(pool=False, prior={"kappa": (0.0, 1.0)}), "prior must .*'kappa'"),
+    (lambda: StackedNMM(3, pool=False, prior={"kappa": (0.0, 1.0)}), "prior must .*'kappa'"),
     (lambda: StackedNMM(3, prior={"gamma": (0.0, 0.0)}), "prior must .*gamma"),
-    (lambda: StackedNMM(3, prior={"gamma": (math.nan, 1.0)}), "prior must .*gamma"),
-    (lambda: StackedNMM(pool=False, prior={"pool.labels": (0.0, 1.0)}), "must .*'pool.labels'"),
+    (lambda: StackedNMM(3, pool=False, prior={"pool.labels": (0.0, 1.0)}), "must .*'pool.labels'"),
     # Scores
     (lambda: fit(scores=one(math.nan, 3, 1)), NOT_FINITE),
-    (lambda: FITTED.posterior(HOOD, one(math.inf, 0, 1), Y, KNOWN), NOT_FINITE),
     (lambda: plain(scores=SCORES[:4]), r"scores must have shape \(5, C\)"),
     (lambda: fit(module=(4,)), r"scores must have shape \(5, 4\), num_classes columns"),
-    (lambda: fit(scores=None), "scores must be a tensor, an array or a nested list"),
-    (lambda: fit(scores=SCORES.to("meta")), "scores must be a tensor .*meta device"),
     # Labels and sets of nodes
     (lambda: plain(y=one(5, 0)), "y holds label 5 at node 0"),
     (lambda: fit(y=Y.float()), "y must hold integer labels"),
     (lambda: FITTED.posterior(HOOD, SCORES, one(3, 0), KNOWN, new=TRAIN), "y holds label 3"),
     (lambda: FITTED.mixture(HOOD, SCORES), "y and known are needed"),
     (lambda: fit(held_out=TRAIN), "train and held_out must be disjoint.* both hold node 0"),
-    (lambda: fit(held_out=2 * KNOWN.long()), "held_out must be a boolean mask"),
     (lambda: fit(held_out=mask(5)), "held_out selects no node"),
     (lambda: FITTED(HOOD, SCORES, Y, [5]), "holds node id 5, but ids lie in 0..4"),
     *((lambda bad=bad: fit(train=bad), WRONG_SET)
@@ -157,33 +139,23 @@ REFUSALS = [
     (lambda: FITTED.posterior(HOOD, SCORES, Y, KNOWN, new=KNOWN), "known and new must be disjoint"),
     # Options
     (lambda: fit(num_step=3), "num_step"),
-    (lambda: fit(refit_steps=0), "refit_steps must be an integer of at least 1"),
     *((lambda n=n: FITTED.posterior(HOOD, SCORES, Y, KNOWN, num_draws=n), "num_draws")
       for n in (-1, 17, 1.5)),
-    (lambda: FITTED.posterior(HOOD, SCORES, Y, [], 0), "num_samples must be .* at least 1, got 0"),
-    # Folds, and probabilities beside the NMM
+    (lambda: fit(num_steps=0), "num_steps must be an integer of at least 1"),
+    # Folds
     (lambda: StackedNMM(3).fit(HOOD, BOTH, Y, KNOWN, folds=HALVES), "leave out train, held_out"),
     (lambda: StackedNMM(3).fit(HOOD, SCORES, Y), "train and held_out are needed"),
     (lambda: StackedNMM(3).fit(HOOD, SCORES, Y, folds=HALVES), r"have shape \(K, 5, C\)"),
     *((lambda f=f: StackedNMM(3).fit(HOOD, BOTH, Y, folds=f), r"folds must hold each of 0\.\.1")
       for f in (HALVES + 1, HALVES.clamp(max=0))),
-    (lambda: FITTED.posterior(HOOD, SCORES, Y, KNOWN, beside=SCORES[:3]), "beside must have shape"),
-    (lambda: FITTED.posterior(HOOD, SCORES, Y, KNOWN, beside=SCORES.exp()), "must sum to one"),
-    (lambda: StackedNMM(pool=False).posterior(HOOD, SCORES, Y, KNOWN, beside=SCORES), "a pool"),
     # Graphs
     (lambda: FITTED(HOOD.restrict(KNOWN), SCORES, Y, KNOWN), "observed"),
     (lambda: plain(STARS), "hood has sources that are no nodes: take Neighborhood"),
-    (lambda: FITTED.pool.terms(STARS, SCORES, Y, KNOWN), "hood has sources that are no nodes"),
     # Swapped arguments
     (lambda: fit(SCORES, HOOD), "hood must be a Neighborhood" + NONE),
-    (lambda: FITTED.update(SCORES, HOOD, Y, TRAIN, KNOWN), "hood must be a Neighborhood"),
-    (lambda: edge_weights(WEIGHT, HOOD, WEIGHT), "hood must be a Neighborhood" + NONE),
     (lambda: fit(HOOD, Y, SCORES), r"scores must have shape \(5, C\).*got \(5,\)"),
     (lambda: fit(HOOD, SCORES, TRAIN, Y), "train must be a boolean mask .*that repeat"),
     (lambda: FITTED.mixture(HOOD, SCORES, Y.expand(5, 5), KNOWN), r"y must have shape \(5,\)"),
-    (lambda: FITTED.mixture(HOOD, SCORES, Y, HOOD), "known must be .*got .*Neighborhood"),
-    (lambda: FITTED.mixture(HOOD, SCORES, Y, KNOWN, Y), "edge_weight must have shape"),
-    (lambda: FITTED.posterior(HOOD, SCORES, Y, KNOWN, WEIGHT), "num_samples must be"),
 ]  # fmt: skip
 
 
