@@ -157,9 +157,8 @@ class Conditional(GraphDistribution):
 
     def _draw(self, shape: Size) -> Draw:
         entries, number = self._flat(shape), shape.numel()
-        size = self.num_classes * number if self.latent else 1
-        keep = size * self.rows.num_edges <= KEPT
-        return draw_entries(self.rows, entries, uniforms_of(self.rows, number), keep)
+        size = number * self.rows.num_edges * (self.num_classes if self.latent else 1)
+        return draw_entries(self.rows, entries, uniforms_of(self.rows, number), size <= KEPT)
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
