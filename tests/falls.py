@@ -65,7 +65,6 @@ FALLS = {
         temperature_scaling(y: 10^9)
     """,
     "a valid value": """
-        Intervals.coverage(y: 10^9)
         MarginalGuide.__init__(site: nonsense)
         MembershipMixture.log_prob(value: inf)
         MixtureGuide.__init__(site: nonsense)

@@ -55,19 +55,6 @@ def test_density_and_gradient(blocks, batch, loops):
     assert torch.allclose(*gradients, rtol=1e-10)
 
 
-def test_held_out_pairs_are_not_looked_at():
-    """Whether a held-out pair is an edge changes neither the value nor the gradient."""
-    factors, edge_index, held_out = problem()
-    marked = to_undirected(torch.cat([edge_index, held_out], 1))
-    results = []
-    for edges in (edge_index, marked):
-        log_prob = InnerProductGraph(factors, 4.0, held_out).log_prob(edges)
-        results.append((log_prob, torch.autograd.grad(log_prob, factors)[0]))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    seen = InnerProductGraph(factors, 4.0)
-    assert not torch.equal(seen.log_prob(edge_index), seen.log_prob(marked))
-
-
 def test_samples(blocks):
     """2,000 graphs notice probabilities that are all off by 5 %."""
     factors, _, _ = problem()

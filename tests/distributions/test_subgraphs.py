@@ -5,7 +5,7 @@
 
 import pytest
 import torch
-from bounds import expected_bound, near
+from bounds import near
 from graphs import house, parameters, shared_sources, star, two_triangles
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import subgraph
@@ -50,17 +50,6 @@ def test_bound_of_each_graph(kernels):
     torch.testing.assert_close(mix.elbo(y, None, 5, batch.batch).sum(-1), whole)
 
 
-@pytest.mark.slow
-def test_mean_of_the_bound_of_each_graph():
-    batch, mix = joined()
-    y = torch.randint(2, (8,))
-    samples = torch.stack([mix.elbo(y, None, 100, batch.batch).mean(0) for _ in range(100)])
-    for number in range(3):
-        nodes = batch.batch == number
-        own = alone(mix, nodes)
-        near(samples[:, number], expected_bound(own.hood, own.alpha, own.logits, y[nodes]))
-
-
 def test_partly_observed_and_batched():
     batch, mix = joined()
     observed = torch.tensor([1, 0, 1, 0, 0, 1, 0, 0]).bool()  # none of the second graph
@@ -92,14 +81,6 @@ def test_subgraph_is_that_of_pyg(graph, kind):
     assert torch.equal(again.source, part.source)
     assert torch.equal(again.ptr, part.ptr)
     assert torch.equal(part.edge, torch.arange(part.num_edges))
-
-
-def test_subgraph_of_whole_components_is_exact():
-    _, mix = joined()
-    nodes, y = torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1])
-    own = alone(mix, nodes)
-    torch.testing.assert_close(own.log_prob(y), mix.log_marginal(nodes, y))
-    torch.testing.assert_close(own.marginals(), mix.marginals()[nodes])
 
 
 def test_subgraph_keeps_places():

@@ -10,7 +10,7 @@ import pyro
 import pytest
 import torch
 from bounds import PATH, all_choices
-from cases import KINDS
+from cases import matrices
 from graphs import parameters
 from pyro import poutine
 from pyro.contrib.autoname import name_count
@@ -68,10 +68,10 @@ def case(share=0.5, num_classes=2, relabel=None, collapsed=True):
 
 
 @pytest.mark.parametrize("collapsed", [True, False])
-@pytest.mark.parametrize("kind", [None, "permutations"])
+@pytest.mark.parametrize("kind", [None, "matrices"])
 @pytest.mark.parametrize("observed", [None, torch.tensor([True, False, True])])
 def test_weighed_replicates_are_exact(kind, observed, collapsed):
-    relabel = kind and KINDS[kind](PATH, 3)
+    relabel = kind and matrices(PATH, 3)
     mix, field, guide = case(0.5, 3, relabel, collapsed)
     model, guide = partial(field, None, observed), partial(guide, Y, observed)
     drawn = weighed(model, guide, model_guide=partial(field, Y, observed))
