@@ -166,7 +166,8 @@ def test_evidence_is_linear_in_the_edges(graph, each_edge, query):
         with Work() as done:
             run()
         work.append(done.total / hood.num_edges)
-        assert done.largest <= 2 * DRAWS * hood.num_edges * num_classes
+        # Two blocks pad rows, and take the noise of two sweeps at once.
+        assert done.largest <= 3 * DRAWS * hood.num_edges * num_classes
     # The fixed point of a draw takes some rounds more on a larger graph.
     assert work[1] < 1.5 * work[0]
     assert work[2] < 6 * work[0]

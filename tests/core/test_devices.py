@@ -264,7 +264,7 @@ def test_draws_stay_on_the_device(device, name):
 #: point, and Pyro's losses for their values. docs/results/speed.md has the counts.
 MOST = {
     "networks and edge scores": (122, 0),
-    "step of the bound": (580, 4),
+    "step of the bound": (590, 4),
     "step with chains": (195, 3),
     "step with chains, no value of the loss": (122 + 60, 0),
     "draw of q(c given y)": (310, 3),
