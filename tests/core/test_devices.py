@@ -270,7 +270,7 @@ MOST = {
     "draw of q(c given y)": (310, 3),
     "draw of q(c, u given w)": (430, 3),
     "sweep, observed labels": (25, 1),
-    "sweep, latent labels": (44, 1),
+    "sweep, latent labels": (45, 1),
     "eight sweeps, observed labels": (25 + 7 * 11, 1),
     "`sample`": (45, 1),
     "`marginals`": (16, 0),
