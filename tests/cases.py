@@ -59,7 +59,8 @@ def everything(rows, num_classes):
 
 
 def permutations(hood, size):
-    return torch.stack([torch.randperm(size) for _ in range(hood.num_edges)])
+    """What a label becomes is certain."""
+    return one_hot(torch.rand(hood.num_edges, size).argsort(-1), size).double()
 
 
 def matrices(hood, size, batch=()):
@@ -102,10 +103,7 @@ def table_of(posterior):
 
 def enumerated(mix):
     """All labellings ``(Q, N)`` and their probabilities, of the oracle."""
-    relabel = mix.relabel
-    if relabel is not None and not relabel.is_floating_point():
-        relabel = one_hot(relabel, mix.num_classes).double()
-    relabel = None if relabel is None else relabel.numpy()
+    relabel = None if mix.relabel is None else mix.relabel.numpy()
     return tuple(map(torch.from_numpy, label_probs(mix.hood, mix.alpha, mix.logits, relabel)))
 
 

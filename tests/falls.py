@@ -40,6 +40,21 @@ FALLS = {
         MeanFieldCorrection.forward(hood: another graph)
         MixtureGuide.__init__(hood: another graph)
     """,
+    "an error that names what is made of the argument": """
+        DGLFRMGuide.guide(x: inf)
+        DGLFRMGuide.guide(x: nan)
+        DGLFRMGuide.link_logits(x: inf)
+        DGLFRMGuide.link_logits(x: nan)
+        DGLFRMGuide.model(x: inf)
+        DGLFRMGuide.model(x: nan)
+        NMMNetwork.forward(hood: another graph)
+        ising(coupling: nan)
+        ising(field: inf)
+        ising(field: nan)
+        ising_posterior(image: inf)
+        ising_posterior(image: nan)
+        potts(coupling: nan)
+    """,
     "NaN is a missing observation": """
         NormalEmission.log_prob(data: nan)
         NormalEmission.start(data: nan)
@@ -61,7 +76,6 @@ FALLS = {
         temperature_scaling(y: 10^9)
     """,
     "a valid value": """
-        Intervals.coverage(y: 10^9)
         MarginalGuide.__init__(site: nonsense)
         MembershipMixture.log_prob(value: inf)
         MixtureGuide.__init__(site: nonsense)

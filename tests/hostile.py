@@ -31,6 +31,10 @@ PYRO += ("Value is not broadcastable with batch_shape",)
 PYRO += ("The value argument to log_prob",)
 
 
+#: What errors call the values of some distributions.
+VALUES = "choices", "edge_index"
+
+
 class Accepted(BaseException):
     """Nothing in the library may catch it."""
 
@@ -88,7 +92,7 @@ class Recorder:
 
     def falls(self) -> Iterator[tuple[str, str]]:
         """Calls, arguments and values that are answered ("silent"), or refused by something deeper
-        down ("obscure")."""
+        down or without the name of an argument ("obscure")."""
         self.inside = True
         for label, (function, args, kwargs) in self.calls.items():
             given = inspect.signature(function).bind(*args, **kwargs)
@@ -101,7 +105,7 @@ class Recorder:
                         changed = copy.copy(given)
                         changed.arguments = dict(given.arguments)
                         changed.arguments[name] = wrong if key is None else value | {key: wrong}
-                        if kind := verdict(label, function, changed, must_fail):
+                        if kind := verdict(label, function, changed, must_fail, key):
                             yield f"{label}({key or name}: {word})", kind
 
 
@@ -135,7 +139,7 @@ def hostile(value):
         yield "nonsense", "nonsense", True
 
 
-def verdict(label, function, given, must_fail):
+def verdict(label, function, given, must_fail, key):
     """``silent``, ``obscure``, or nothing to complain about."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
@@ -153,6 +157,8 @@ def verdict(label, function, given, must_fail):
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         raised = last.filename.startswith(OWN) and (last.line or "").lstrip().startswith("raise")
-        clear = raised or any(text in str(error) for text in PYRO)
+        names = {*given.arguments, key or "", *VALUES} - {"self", ""}
+        named = raised and any(name in str(error) for name in names)
+        clear = named or any(text in str(error) for text in PYRO)
         return "" if clear else "obscure"
     return "silent" if must_fail else ""

@@ -47,7 +47,7 @@ class Hidden:
     """Imports of all packages fail that an installation with these extras does not bring."""
 
     def __init__(self, extras):
-        brought = {"pyro-nmm", *installed(requirements(["fast", *extras]))}
+        brought = {"pyro-nmm", *installed(requirements(extras))}
         owners = importlib.metadata.packages_distributions()
         self.names = {
             name for name, owner in owners.items() if not brought & {*map(canonicalize_name, owner)}

@@ -1,47 +1,18 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""``torch.compile`` of a step: compiled loops are opaque to it, and the gradient is the same (of a
-Pyro pair: the row of docs/pyro.md)."""
+"""Compiled loops: opaque to ``torch.compile``, and kept on disk if it can be written."""
 
 import importlib
+import warnings
 
 import pytest
 import torch
-from graphs import house, parameters
+from graphs import house
+from numba.core import caching
 
-from pyro_nmm import EvidenceConditional, compiled
-
-MASK = torch.tensor([True, True, False, True, True])
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def of_evidence(hood, alpha, logits):
-    evidence = torch.arange(10).view(5, 2).cos()
-    q = EvidenceConditional(hood, alpha, logits, evidence, MASK)
-    value = q.sample((3,))
-    parts = q.score_parts(value)
-    return (q.log_terms(value).sum(-1) + parts.log_prob - parts.entropy_term).sum()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_gradient_of_a_compiled_step():
-    hood = house()
-    leaves = [leaf.requires_grad_() for leaf in parameters(hood, 2)]
-    grads = []
-    for function in (of_evidence, torch.compile(of_evidence, backend="eager")):
-        torch.manual_seed(0)
-        loss = function(hood, *leaves)
-        grads.append((loss, *torch.autograd.grad(loss, leaves)))
-    torch.testing.assert_close(*grads)
-    assert grads[0][1].abs().sum() > 0
+from pyro_nmm import compiled
+from pyro_nmm.compiled import loops
 
 
 @pytest.mark.parametrize("name", ["loops", "entries"])
@@ -68,7 +39,29 @@ def test_loops_are_opaque():
         return graph.forward
 
     choices = torch.arange(5).expand(2, 5)
+    torch._dynamo.reset()
     found = torch.compile(step, backend=note)(choices)
+    torch._dynamo.reset()
     assert torch.equal(found, step(choices))
     targets = [str(node.target) for graph in seen for node in graph.graph.nodes]
     assert not any("numpy" in target for target in targets)
+
+
+@pytest.mark.parametrize("disk", ["full", "read-only"])
+def test_a_disk_that_cannot_be_written(disk, monkeypatch):
+    """Loops are compiled all the same, and one warning names the cure."""
+
+    def save(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", save)
+    if disk == "read-only":
+        monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    loops._warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        one, two = loops._compiled(lambda x: x + 1), loops._compiled(lambda x: x + 2)
+        assert (one(1), two(1)) == (2, 3)
+    (text,) = (str(warning.message) for warning in caught)
+    assert "set NUMBA_CACHE_DIR to a folder that can be written" in text
+    assert ("No space left" if disk == "full" else "no locator") in text

@@ -3,11 +3,9 @@
 
 """Every query is linear in the edges that it needs: numbers written are counted, not seconds."""
 
-from functools import partial
-
 import pytest
 import torch
-from cases import KINDS
+from cases import matrices
 from cost import Work
 from graphs import parameters
 
@@ -30,12 +28,11 @@ def ring(num_nodes, reach=3):
     return Neighborhood(torch.cat([ends, ends.flip(0)], 1), num_nodes)
 
 
-def mixture(num_nodes, num_classes=5, relabel=()):
+def mixture(num_nodes, num_classes=5, relabel=None):
     torch.manual_seed(0)
     hood = ring(num_nodes)
-    return NeighborMixture(
-        hood, *parameters(hood, num_classes), *(r(hood, LABELS) for r in relabel)
-    )
+    relabel = relabel and relabel(hood, num_classes)
+    return NeighborMixture(hood, *parameters(hood, num_classes), relabel)
 
 
 def labels(mix):
@@ -54,7 +51,6 @@ def posterior(mix, num_samples=8):
 #: labels of all nodes, but neither edges nor classes.
 GROWTH = {
     "pairs": (lambda mix: mix, lambda mix: mix.pairwise(PAIRS), 6),
-    "pairs of a draw": (lambda mix: posterior(mix, 1), lambda post: post.pairwise(PAIRS), 6),
     "pairs of draws": (lambda mix: posterior(mix, 16), lambda post: post.pairwise(PAIRS), 6),
     "condition": (lambda mix: mix, posterior, 40),
     "more labels": (
@@ -109,16 +105,9 @@ def test_exact_posteriors_hold_no_table_of_all_nodes():
     assert done.largest < 49 * 4000
 
 
-def in_turn(num_nodes):
-    """By sweeps over blocks, which hold less than the counts of all labels do."""
-    mix = mixture(num_nodes)
-    post = mix.condition(labels(mix), first(mix, num_nodes // 10), 4)
-    return lambda: post.predict(method="sequential"), num_nodes * 4 * 6
-
-
-def relabelled(kind, num_nodes):
-    """Every query, of a graph whose edges have permutations or matrices."""
-    mix = mixture(num_nodes, LABELS, [KINDS[kind]])
+def relabelled(num_nodes):
+    """Every query, of a graph whose edges have matrices."""
+    mix = mixture(num_nodes, LABELS, matrices)
     y, observed = mix.sample(), first(mix, num_nodes // 4)
 
     def query():
@@ -137,21 +126,11 @@ def estimate(num_nodes):
     return lambda: q.log_likelihood(DRAWS), 2 * DRAWS * mix.hood.num_edges * LABELS
 
 
-#: Queries of a number of nodes, with the size of the largest tensor.
-LINEAR = {
-    "predictions in turn": in_turn,
-    **{kind: partial(relabelled, kind) for kind in KINDS},
-    "likelihood": estimate,
-}
-
-
-@pytest.mark.parametrize("name", LINEAR)
-def test_four_times_the_nodes_are_four_times_the_work(monkeypatch, name):
-    if name == "predictions in turn":
-        monkeypatch.setattr(blocks, "NUMBERS", 2**12)
+@pytest.mark.parametrize("make", [relabelled, estimate])
+def test_four_times_the_nodes_are_four_times_the_work(make):
     totals = []
     for num_nodes in (250, 1000):
-        query, largest = LINEAR[name](num_nodes)
+        query, largest = make(num_nodes)
         with Work() as done:
             query()
         totals.append(done.total)
@@ -187,7 +166,8 @@ def test_evidence_is_linear_in_the_edges(graph, each_edge, query):
         with Work() as done:
             run()
         work.append(done.total / hood.num_edges)
-        assert done.largest <= 2 * DRAWS * hood.num_edges * num_classes
+        # Two blocks pad rows, and take the noise of two sweeps at once.
+        assert done.largest <= 3 * DRAWS * hood.num_edges * num_classes
     # The fixed point of a draw takes some rounds more on a larger graph.
     assert work[1] < 1.5 * work[0]
     assert work[2] < 6 * work[0]

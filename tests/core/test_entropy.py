@@ -10,10 +10,8 @@ from graphs import house, parameters, shared_sources, star, to_hood, two_triangl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import edge_lists, entropy_bound, of_hood
-from pyro.ops.provenance import get_provenance, track_provenance
 
-from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture, OrderedConditional, compiled
-from pyro_nmm.ops.entropy import entropy_samples
+from pyro_nmm import Neighborhood, NeighborMixture, compiled
 
 GRAPHS = {
     "pair": lambda: to_hood(nx.path_graph(2)),
@@ -49,10 +47,8 @@ def numeric_gradient(hood, log_alpha, logits, order, step=1e-5):
 @pytest.mark.parametrize(
     ("name", "num_classes"),
     [
-        ("pair", 2),
         ("pair", 3),
         ("square", 2),
-        ("square", 3),
         ("triangles", 2),
         ("star", 2),
         ("shared", 2),
@@ -75,10 +71,7 @@ def test_value(name, num_classes):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["square", "star", "shared"])
 def test_gradient(name):
-    """
-    12,000 draws notice a bias of 5 % of the gradient. Compiled loops are compared with the tensor
-    code below.
-    """
+    """12,000 draws notice a bias of 5 % of the gradient; compiled loops equal tensor code below."""
     hood = GRAPHS[name]()
     alpha, logits = parameters(hood, 2, scale=1.0)
     log_alpha = alpha.log().requires_grad_()
@@ -101,44 +94,9 @@ def test_gradient(name):
             assert error.norm() < 0.03 * truth.norm()
         else:
             assert (mean - truth).norm() < 0.05 * truth.norm()
-            # What the choices change is a good part of the gradient: without it, this fails.
-            direct = fixed_choices(hood, log_alpha, logits, order)
-            assert (direct - truth).norm() > 2 * (mean - truth).norm()
     # Half the noise on the shared sources; about as much on the others. It is known to a tenth.
     limit = 0.75 if name == "shared" else 1.3
     assert spread["one_step_credit"] < limit * spread["reward_to_go"]
-
-
-def test_baseline_is_that_of_the_other_draws():
-    """A draw has the same gradient, whether another one is there once or twice."""
-    hood = shared_sources()
-    alpha, logits = parameters(hood, 2)
-    attention = hood.softmax(logits).requires_grad_()
-    c = NeighborChoice(hood, logits).sample((2,))
-    edges, labels = hood.find(c), torch.randint(2, (2, 5))
-    assert not torch.equal(labels[0], labels[1])
-    found = []
-    for draws in ([0, 1], [0, 1, 1]):
-        given = hood, alpha, attention, edges[draws], labels[draws], hood.components()
-        found += torch.autograd.grad(entropy_samples(*given)[0], attention)
-    torch.testing.assert_close(*found)
-
-
-def fixed_choices(hood, log_alpha, logits, order, size=2000):
-    """The gradient that forgets that labels and choices depend on the parameters."""
-    mix = NeighborMixture(hood, log_alpha.exp(), logits)
-    y = mix.sample((size,))
-    choices = OrderedConditional(hood, mix.alpha, mix.logits, y, order=order).sample()
-    counts, draw, total = torch.zeros(size, *mix.alpha.shape), torch.arange(size), 0.0
-    for node in order.tolist():
-        row = slice(hood.ptr[node], hood.ptr[node + 1])
-        above = mix.alpha[hood.source[row]] + counts[:, hood.source[row]]
-        means = above / above.sum(-1, keepdim=True)
-        probs = torch.einsum("e,tek->tk", mix.logits[row].softmax(0), means)
-        total = total + torch.special.entr(probs).sum() / size
-        counts[draw, choices[:, node], y[:, node]] += 1
-    grads = torch.autograd.grad(total, (log_alpha, logits))
-    return torch.cat([g.flatten() for g in grads])
 
 
 @settings(max_examples=60)
@@ -179,11 +137,3 @@ def test_edges_that_are_switched_off(estimator, kernels):
     bound.sum().backward()
     assert bound.isfinite().all()
     assert alpha.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit"])
-def test_provenance(estimator, kernels):
-    hood = house()
-    alpha, logits = parameters(hood, 2)
-    mix = NeighborMixture(hood, track_provenance(alpha, frozenset("k")), logits)
-    assert get_provenance(mix.entropy_bound(3, estimator)) == frozenset("k")

@@ -145,13 +145,16 @@ def quantities(numbers):
 
 @pytest.mark.parametrize("part", range(4))
 def test_draws_gradients_and_posteriors_are_those_of_before(part, kernels):
-    numbers = range(part, NUM_CASES, 4)
-    stored = json.loads(GOLDEN.read_text())
-    assert dict(quantities(numbers)) == pytest.approx(
-        {name: value for name, value in stored.items() if int(name.split("/")[0]) in numbers},
-        rel=TOLERANCE,
-        abs=TOLERANCE,
-    )
+    numbers, swept = range(part, NUM_CASES, 4), set()
+    stored, found = json.loads(GOLDEN.read_text()), dict(quantities(numbers))
+    if kernels != "loops":  # sweeps take other uniform numbers there, and leave others to the next
+        cases = {name.partition("/")[0] for name in found if "/chains" in name}
+        swept = {name for name in found if "/chains" in name}
+        swept |= {f"{case}/likelihood" for case in cases}
+    wanted = {name: value for name, value in stored.items() if int(name.split("/")[0]) in numbers}
+    assert found.keys() == wanted.keys()
+    found, wanted = ({n: v for n, v in each.items() if n not in swept} for each in (found, wanted))
+    assert found == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -133,9 +133,3 @@ def test_no_test_has_a_time_limit():
     assert settings().deadline is None
     for path in (ROOT / "tests").rglob("test_*.py"):
         assert not re.search(r"deadline\s*=", path.read_text()), path
-
-
-def test_files_are_short():
-    for folder in ("pyro_nmm", "models", "guides", "examples", "benchmarks"):
-        for path in (ROOT / folder).rglob("*.py"):
-            assert len(path.read_text().splitlines()) <= 500, path

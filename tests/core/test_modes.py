@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import networkx as nx
-import numpy as np
 import pytest
 import torch
 from cases import HOUSE_LABELS as LABELS
@@ -19,8 +18,6 @@ from cases import house_and_parameters
 from graphs import parameters, to_hood
 from pyro import poutine
 from pyro.infer import TraceGraph_ELBO
-from sklearn.naive_bayes import GaussianNB
-from stacking import QuickClassifier
 
 from pyro_nmm import (
     ChosenLabels,
@@ -76,8 +73,8 @@ def answers(mix, y, names=QUERIES):
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
-@pytest.mark.parametrize("num_classes", [2, 256, 300])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+@pytest.mark.parametrize("num_classes", [2, 300])
 @TWO_KERNELS
 def test_labels_of_small_integer_types(dtype, num_classes, kernels):
     mix = NeighborMixture(*house_and_parameters(num_classes))
@@ -96,11 +93,6 @@ def test_half_precision_is_taken_in_single(dtype):
         assert torch.equal(value, expected[name]), name
     mixes[0].elbo(LABELS).sum().backward()
     assert half[0].grad.dtype == dtype
-
-
-def test_labels_in_floats():
-    law, value = ChosenLabels(torch.ones(5, 2), torch.tensor([0, 1, 1])), torch.tensor([1, 0, 1])
-    assert torch.equal(law.log_prob(value.double()), law.log_prob(value))  # as Categorical
 
 
 def extreme(num_nodes=60, num_classes=4):
@@ -123,7 +115,7 @@ def gradients(hood, alpha, logits, y, num_particles=4, **options):
 
 
 @pytest.mark.parametrize("collapsed", [False, True])
-@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit", "no_score", "reinforce"])
+@pytest.mark.parametrize("estimator", ["reward_to_go", "no_score", "reinforce"])
 def test_extreme_parameters_have_finite_gradients(kernels, estimator, collapsed):
     loss, *found = gradients(*extreme(), estimator=estimator, collapsed=collapsed)
     assert torch.tensor(loss).isfinite()
@@ -139,7 +131,7 @@ def test_single_precision_is_close_to_double(kernels):
     for name in ("marginals", "pairwise", "node_log_probs", "conditional", "labels", "urn"):
         if name in ("conditional", "labels"):
             order, c = torch.arange(60), mix.choices(y, order=torch.arange(60)).sample((5,))
-            method = "log_prob" if name == "conditional" else "log_labels"
+            method = "log_prob" if name == "conditional" else "log_terms"
             values = [getattr(m.choices(y, order=order), method)(c) for m in (mix, wide)]
         else:
             values = [QUERIES[name](m, y) for m in (mix, wide)]
@@ -234,37 +226,6 @@ def test_threads_share_first_answers(kernels):
             torch.testing.assert_close(of_thread, slope)
 
 
-@pytest.mark.slow
-def test_threads_draw_from_their_seeds():
-    """The seed is of a generator that all threads share."""
-    x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
-    state = torch.get_rng_state()
-
-    def work(seed):
-        model = QuickClassifier(GaussianNB(), cv=2, random_state=seed % 2)
-        return model.fit(x, y).label_distributions_
-
-    alone = [work(seed) for seed in range(4)]
-    torch.testing.assert_close(in_threads(work, 4), alone, rtol=0, atol=0)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@TWO_KERNELS
-def test_two_threads_share_a_graph(kernels):
-    """Each thread draws, and gets for its draws what it gets alone."""
-    hood, alpha, logits = house_and_parameters()
-
-    def work(thread):
-        for _ in range(100):
-            q = OrderedConditional(hood, alpha, logits, LABELS, validate_args=False)
-            c = q.sample((8 + thread,))
-            found = NeighborChoice(hood, logits, validate_args=False).log_prob(c)
-            alone = NeighborChoice(copy.copy(hood), logits, validate_args=False).log_prob(c)
-            assert torch.equal(found, alone)
-
-    in_threads(work, 2)
-
-
 def test_a_graph_keeps_no_draw():
     hood, alpha, logits = house_and_parameters()
     assert len(hood.row) == len(hood.edge)  # lists of its edges that a graph does keep
@@ -285,8 +246,7 @@ def test_queries_in_inference_mode_leave_training_alone(kernels):
     losses = {
         "marginals": lambda: mix.marginals().square(),
         "elbo": lambda: mix.elbo(LABELS, OBSERVED, 2),
-        "reward to go": lambda: mix.entropy_bound(2, "reward_to_go", ORDER),
-        "one-step credit": lambda: mix.entropy_bound(2, "one_step_credit", ORDER),
+        "entropy": lambda: mix.entropy_bound(2, "reward_to_go", ORDER),
         "potential": lambda: field.expected_potential(mix),
         "conditional": lambda: q.log_prob(c),
         "score": lambda: torch.stack([part.sum() for part in q.score_parts(c)]),

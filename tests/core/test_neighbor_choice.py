@@ -24,13 +24,6 @@ def test_sums_to_one_and_factorises(kernels):
     torch.testing.assert_close(choice.log_prob(c), expected)
 
 
-def test_choice_outside_the_neighborhood(kernels):
-    hood = star(3)
-    stranger = torch.tensor([0, 2, 2, 3])  # node 2 is no neighbour of node 1
-    loose = NeighborChoice(hood, torch.zeros(hood.num_edges), validate_args=False)
-    assert loose.log_prob(stranger) == -torch.inf
-
-
 def test_samples_follow_attention():
     """40,000 draws notice a probability of a half that is off by .015, and any draw at -inf."""
     hood = house()

@@ -101,11 +101,11 @@ def test_types_of_the_installed_wheel(built, tmp_path):
     assert 'Revealed type is "int"' in out or "builtins.int" in out
 
 
-def site_of(built, folder, extras):
-    """A folder with the wheel, and links to its runtime dependencies and those of the extras."""
+def site_of(built, folder):
+    """A folder with the wheel, and links to its runtime dependencies."""
     (wheel,) = built.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(folder)
-    for distribution in installed(requirements(extras)).values():
+    for distribution in installed(requirements([])).values():
         tops = {file.parts[0] for file in distribution.files}
         for top in tops - {"..", "__pycache__"}:
             if not (folder / top).exists():
@@ -121,12 +121,12 @@ def run_on(site, folder, *command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "extras"), [(0, []), (0, ["fast"]), (1, ["fast"])])
-def test_snippet_of_the_readme_runs_as_pasted(built, tmp_path, number, extras):
-    """Alone in a fresh process, on the wheel as README installs it, and on the wheel alone."""
+@pytest.mark.parametrize("number", [0, 1])
+def test_snippet_of_the_readme_runs_as_pasted(built, tmp_path, number):
+    """Alone in a fresh process, on the wheel as README installs it."""
     script = tmp_path / "pasted.py"
     script.write_text(SNIPPETS["README.md"][number])
-    run_on(site_of(built, tmp_path / "site", extras), tmp_path, script)
+    run_on(site_of(built, tmp_path / "site"), tmp_path, script)
 
 
 def test_readme_has_these_snippets_and_extras():

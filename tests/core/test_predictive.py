@@ -3,20 +3,18 @@
 
 """Pyro's ``Predictive`` of the nodes that are not observed, against sums over all choices."""
 
-import itertools
 from functools import partial
 
 import pyro
 import pytest
 import torch
-from bounds import all_choices
 from graphs import labellings, parameters
 from pyro import infer, poutine
 from scipy.stats import chi2
 
-from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
-from pyro_nmm.guides import AmortizedNMM, ordered_guide
-from pyro_nmm.models import FreeNMM, nmm
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.guides import ordered_guide
+from pyro_nmm.models import nmm
 
 HOOD = Neighborhood.grid(1, 4)
 OBSERVED = torch.tensor([True, False, True, False])
@@ -31,49 +29,12 @@ class Problem:
         self.model = partial(nmm, collapsed=collapsed, predict=True)
         self.guide = partial(ordered_guide, collapsed=collapsed)
 
-    def of_order(self, order):
-        """``(4,)``: sum over the choices of the observed nodes of q(c | y) p(y_rest | c, y)."""
-        c = all_choices(HOOD)[:, None]
-        y = torch.stack([Y.where(OBSERVED, torch.cat([r, r])[[0, 0, 0, 1]]) for r in REST])
-        mix = NeighborMixture(HOOD, self.alpha, self.logits)
-        seen = mix.given(c[..., OBSERVED]).log_prob(Y[OBSERVED])
-        rows = HOOD.restrict(~OBSERVED)
-        choice = NeighborChoice(rows, self.logits[rows.edge]).log_prob(c[..., ~OBSERVED])
-        log_rest = choice + mix.given(c).log_prob(y) - seen
-        q = mix.choices(Y, OBSERVED, order).log_prob(c[..., OBSERVED])
-        return (q + log_rest).exp().sum(0)
-
-    def orders(self):
-        return [self.of_order(torch.tensor(order)) for order in itertools.permutations([0, 2])]
-
     def draws(self, kind=infer.Predictive, **options):
         return kind(self.model, guide=self.guide, **options)(*self.given)
 
 
 def place(rest):
     return rest @ torch.tensor([2, 1])
-
-
-def fits(rest, probs):
-    counts = torch.bincount(place(rest), minlength=4)
-    expected = probs * len(rest)
-    return chi2.sf(((counts - expected) ** 2 / expected).sum(), 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("collapsed", [False, True])
-def test_draws_are_those_of_the_guide(parallel, collapsed):
-    problem = Problem(collapsed)
-    size = 10_000 if parallel else 400
-    draws = problem.draws(num_samples=size, parallel=parallel)
-    assert draws["y_rest"].shape == (size, 2)
-    orders = problem.orders()
-    torch.testing.assert_close(orders[0].sum().item(), 1.0)
-    # Draws in parallel share one order, others have their own.
-    cases = orders if parallel else [torch.stack(orders).mean(0)]
-    assert max(fits(draws["y_rest"], case) for case in cases) > 1e-3
-    assert fits(draws["y_rest"].flip(-1), cases[0]) < 1e-6  # the test can fail
 
 
 @pytest.mark.slow
@@ -126,15 +87,6 @@ def test_what_is_predicted_stays_marginalised(collapsed):
     names = trace.nodes.keys() & {"z", "c", "y"}
     own = sum(trace.nodes[name]["log_prob_sum"] for name in names)
     torch.testing.assert_close(total, own)
-
-
-@pytest.mark.parametrize("collapsed", [False, True])
-def test_of_a_network(collapsed):
-    network = FreeNMM(HOOD, 2)
-    program = AmortizedNMM(HOOD, network, collapsed=collapsed)
-    model = partial(program.model, predict=True)
-    draws = infer.Predictive(model, guide=program.guide, num_samples=5, parallel=True)
-    assert draws(y=Y, observed=OBSERVED)["y_rest"].shape == (5, 2)
 
 
 @pytest.mark.parametrize("observed", [None, torch.ones(4, dtype=torch.bool)])

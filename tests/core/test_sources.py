@@ -11,9 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.shared.backbones import gcn
-from pyro_nmm import Neighborhood, NeighborMixture, sources
-from pyro_nmm.models import FreeNMM, NMMNetwork
+from pyro_nmm import Neighborhood, sources
 
 
 def edges(hood):
@@ -79,11 +77,6 @@ def test_hops(radius, spacing):
     assert all(min(paths[i].get(node, 99) for node in place) <= spacing for i in range(50))
 
 
-def test_hops_without_edges():
-    hood, _ = sources.hops(torch.empty(2, 0, dtype=torch.long), 3)
-    assert hood.num_sources == hood.num_edges == 3
-
-
 def test_communities():
     edge_index = torch.tensor([[0, 1, 2, 3, 3], [1, 0, 3, 2, 1]])
     membership = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]])
@@ -110,26 +103,3 @@ def test_walks(num_nodes, num_steps, seed):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert hood.num_sources == groups.shape[1]
     assert hood.num_edges == int((expected > 0).sum())
-
-
-def test_shared_sources_tie_labels():
-    """The count of a label among all pixels varies far more than where each is its own source."""
-    shared, own = sources.grid(12, 12, stride=6), Neighborhood.grid(12, 12)
-    spread = {}
-    for name, hood in (("shared", shared), ("own", own)):
-        alpha = torch.full((hood.num_sources, 2), 0.5)
-        mix = NeighborMixture(hood, alpha, torch.zeros(hood.num_edges))
-        spread[name] = mix.sample((2000,)).double().sum(-1).var()
-    assert spread["shared"] > 5 * spread["own"]
-
-
-def test_networks():
-    hood = sources.grid(4, 4, stride=2)
-    network = FreeNMM(hood, num_classes=3)
-    alpha, logits = network(hood)
-    assert alpha.shape == (4, 3)
-    assert (logits == 0).all()
-    x, edge_index = torch.randn(16, 5), torch.tensor([[0, 1], [1, 0]])
-    network = NMMNetwork(gcn(5, 3), gcn(5, 4, attention=True), num_classes=3)
-    with pytest.raises(ValueError, match="hood has sources that are no nodes"):
-        network(hood, x, edge_index)

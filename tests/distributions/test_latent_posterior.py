@@ -10,7 +10,7 @@ from graphs import house, parameters, shared_sources, star
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.ops.diagnostics import effective_size
 from pyro_nmm.ops.entries import evidence_entries
-from pyro_nmm.ops.gibbs import run_chains, sweep
+from pyro_nmm.ops.gibbs import run_chains
 from pyro_nmm.ops.sampling import draw_entries
 
 GRAPHS = {"house": house, "star": star, "shared": shared_sources}
@@ -32,31 +32,6 @@ def test_states_are_kept_by_chain(num_states, expected):
     assert len(found.components) == expected
 
 
-def test_sweeps_leave_their_law_as_it_is():
-    """From exact draws of the posterior, a sweep gives exact draws, by a chi-squared test."""
-    mix, evidence = problem("house")
-    hood = mix.hood
-    exact = mix.latents(evidence).posterior().components
-    terms = evidence_entries(hood.log_softmax(mix.logits)[None], mix.alpha[None], evidence[None])
-    start = exact.drawn(30_000)
-    edges = hood.find(exact.choices[start])
-    draw = sweep(hood, terms, (type(draw_entries(hood, terms, torch.rand(1, 5))))(
-        edges, exact.labels[start]), torch.rand(1, 30_000, 5)).draw  # fmt: skip
-    found = torch.stack([hood.source[draw.edges], draw.labels], 1)
-    key = found.flatten(1) @ (6 ** torch.arange(10))
-    place = torch.stack([exact.choices, exact.labels], 1).flatten(1) @ (6 ** torch.arange(10))
-    place, order = place.sort()
-    weights = exact.weights[order]
-    keep = weights * 30_000 > 5
-    counts = torch.bincount(torch.searchsorted(place, key), minlength=len(place))
-    expected = weights * 30_000
-    statistic = ((counts - expected)[keep] ** 2 / expected[keep]).sum()
-    freedom = int(keep.sum()) - 1
-    assert abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5
-    rare = expected[~keep].sum()
-    assert abs(counts[~keep].sum() - rare) < 5 * (rare + 1) ** 0.5
-
-
 def test_diagnostics():
     hood = Neighborhood.grid(6, 6)
     alpha, logits = torch.full((36, 2), 0.3), torch.zeros(hood.num_edges)
@@ -73,10 +48,3 @@ def test_diagnostics():
     assert (stuck.gelman_rubin() > 2).all()
     with pytest.raises(ValueError, match=r"effective_size needs chains of two .* got 4 of 1"):
         run_chains(hood, terms, start, 2)[0].effective_size()
-
-
-def test_more_labels_than_an_exact_sum_takes():
-    hood = Neighborhood.grid(5, 5)
-    large = NeighborMixture(hood, torch.ones(25, 2), torch.zeros(hood.num_edges))
-    some = large.latents(torch.zeros(25, 2), torch.arange(25) < 2).posterior()
-    assert len(some.condition(torch.zeros(25).long(), torch.arange(25) > 1, 7).components) == 7

@@ -7,7 +7,6 @@ import networkx as nx
 import pytest
 import torch
 from cases import everything, sharing_house
-from cost import Work
 from documents import ROOT
 from graphs import house, parameters, to_hood
 from torch.nn.functional import one_hot
@@ -68,40 +67,6 @@ def test_few_particles_are_unbiased(name):
     error = ratios.std() / len(ratios) ** 0.5
     assert 0.008 < error < 0.025  # a test of something
     assert (ratios.mean() - 1).abs() < 5 * error, (ratios.mean(), error)
-
-
-def test_tighter_than_the_bound():
-    mix, y = sharing_house(share=0.2)
-    bound = mix.elbo(y, num_samples=4000).mean()
-    few = torch.stack([mix.log_likelihood(y, num_particles=4) for _ in range(400)])
-    assert bound + 0.02 < few.mean() < mix.log_prob(y)
-
-
-def test_blocks_of_particles(monkeypatch):
-    """Particles of large graphs are drawn in blocks, one in each here, and all are counted."""
-    monkeypatch.setattr("pyro_nmm.blocks.NUMBERS", 1)
-    mix, y = sharing_house(share=0.2)
-    assert abs(mix.log_likelihood(y, num_particles=2000) - mix.log_prob(y)) < 0.1
-
-
-def test_linear_in_nodes():
-    """Four times the nodes are four times the work, and the tables have no row for a node."""
-    work = []
-    for num_nodes in (1000, 4000):
-        hood = to_hood(nx.barabasi_albert_graph(num_nodes, 2, seed=1))
-        mix = NeighborMixture(hood, *parameters(hood, 10, scale=1.0))
-        y = mix.sample()
-        with Work() as done:
-            mix.log_likelihood(y, num_particles=4)
-        work.append(done.total)
-        assert done.largest <= 4 * mix.hood.num_edges + 10 * num_nodes
-    assert work[1] / work[0] < 5
-
-
-def test_labels_of_other_nodes_are_never_read():
-    mix, y = sharing_house(share=0.2)
-    y[GIVEN] = 99
-    assert mix.log_likelihood(y, OBSERVED).isfinite()
 
 
 @pytest.mark.parametrize("kind", ["labels", "matrices", "evidence"])

@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributions import constraints
 
 from pyro_nmm import MembershipMixture, NeighborChoice, Neighborhood
-from pyro_nmm.distributions.memberships import relaxed_logits
 from pyro_nmm.guides import MarginalGuide, MixtureGuide
 from pyro_nmm.ops.enumeration import enumerate_choices
 
@@ -70,16 +69,6 @@ def test_choices():
     assert torch.allclose(joint - mix.choices(s).log_prob(c), mix.log_prob(s).expand_as(joint))
 
 
-def test_batches():
-    hood, log_odds, logits = problem()
-    batched = MembershipMixture(hood, log_odds.expand(5, 1, 4, 2), logits.expand(3, -1))
-    s = batched.rsample((2,))
-    assert s.shape == (2, 5, 3, 4, 2)
-    single = MembershipMixture(hood, log_odds, logits)
-    assert torch.allclose(batched.log_prob(s), single.log_prob(s))
-    assert torch.allclose(single.expand([5]).log_prob(s[0, :, 0]), single.log_prob(s[0, :, 0]))
-
-
 @pytest.mark.parametrize("estimator", ["linear", "detached"])
 @pytest.mark.parametrize("off", [-torch.inf, -1000.0])
 def test_edges_that_are_switched_off(estimator, off):
@@ -93,18 +82,6 @@ def test_edges_that_are_switched_off(estimator, off):
     assert mix.log_prob(s).isfinite()
     assert all(grad.isfinite().all() for grad in grads)
     assert (grads[1][gone] == 0).all()
-
-
-def test_single_precision():
-    """Draws follow their density, however sure they are."""
-    odds = torch.tensor([-110.0, -40.0, 0.0, 40.0, 110.0], dtype=torch.float).requires_grad_()
-    dist = relaxed_logits(odds, 0.5)
-    s = dist.rsample((4001,))
-    assert torch.allclose(s.median(0).values, 2 * odds, atol=0.3)
-    log_prob = dist.log_prob(torch.full((5,), 15.0))
-    assert log_prob.isfinite().all()
-    for value in (s.sum(), log_prob.sum()):
-        assert torch.autograd.grad(value, odds, retain_graph=True)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("num_communities", [2, 3])

@@ -7,18 +7,16 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from cases import KINDS, house_and_parameters
+from cases import house_and_parameters, matrices
 from graphs import parameters, random_sources, to_hood
 from oracle import label_probs
-from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions import path
-from pyro_nmm.distributions.parameters import Parameters
 
 RUNS = 40
 #: What twenty graphs are asked for, in turn.
-QUERIES = "labels", "latent labels", "given labels", "permutations", "matrices", "mask", "sources"
+QUERIES = "labels", "latent labels", "given labels", "matrices", "mask", "sources"
 
 
 def problem(seed):
@@ -31,9 +29,8 @@ def problem(seed):
         hood, num_classes = random_sources(num_nodes, 3, generator), 3
     scale = (0.5, 1.0, 2.0)[seed % 3]
     alpha, logits = parameters(hood, num_classes, scale=scale)
-    relabel = KINDS[query](hood, num_classes) if query in KINDS else None
-    tables = one_hot(relabel).numpy() if query == "permutations" else relabel
-    labels, probs = label_probs(hood, alpha, logits, tables)
+    relabel = matrices(hood, num_classes) if query == "matrices" else None
+    labels, probs = label_probs(hood, alpha, logits, relabel)
     labels, probs = torch.as_tensor(labels), torch.as_tensor(probs)
     y, mask = torch.randint(num_classes, (num_nodes,)), torch.arange(num_nodes) % 3 > 0
     mix = NeighborMixture(hood, alpha.expand(RUNS, -1, -1), logits, relabel)
@@ -77,20 +74,10 @@ def test_twenty_graphs():
     assert found.mean().abs() < 4 * 1.18 / len(found) ** 0.5
 
 
-def test_loops_and_tensors(kernels):
-    for seed in (1, 3, 4):
-        run, exact = problem(seed)
-        found = scores(run(2, 9, 1), exact)
-        assert found.median().abs() < 0.8, (seed, found)
-
-
 LABELS = torch.tensor([0, 1, 1, 0, 1])
 UNEVEN = [[1e-4, 1e-4], [1.0, 0.5], [1e6, 2e6], [0.03, 0.01], [30.0, 9.0]]
 EXTREME = {
-    "tiny": torch.full((5, 2), 1e-4).double(),
-    "huge": torch.full((5, 2), 1e6).double(),
     "uneven": torch.tensor(UNEVEN).double(),
-    "single precision": torch.full((5, 2), 0.3, dtype=torch.float),
     "huge, in single precision": torch.full((5, 2), 1e6, dtype=torch.float),
 }
 
@@ -123,38 +110,10 @@ def test_error_falls_as_sweeps_grow():
     assert errors[1] < 0.45 * errors[0]  # a quarter, but for noise
 
 
-def test_one_chain_has_two_ways():
-    """And thus a standard error, of one degree of freedom."""
-    hood, alpha, logits = house_and_parameters()
-    mix = NeighborMixture(hood, alpha.expand(4 * RUNS, -1, -1), logits)
-    value, error = mix.path_likelihood(LABELS, num_chains=1)
-    found = scores((value, error), exact_of_house(alpha, logits))
-    assert 0.6 < found.abs().median() < 1.6  # of a Cauchy distribution 1
-    assert found.median().abs() < 0.6
-
-
 def full(num_nodes, num_sources):
     """Every node reaches every source."""
     pairs = torch.cartesian_prod(torch.arange(num_sources), torch.arange(num_nodes))
     return Neighborhood(pairs.T, num_nodes, num_sources)
-
-
-@pytest.mark.parametrize(("num_nodes", "num_sources", "share"), [(40, 1, 0.9), (4, 8, 0.2)])
-def test_tail_beyond_the_first_concentration(num_nodes, num_sources, share):
-    """
-    The slope there stands for the rest, but for ``TAIL``: all of it if choices are certain, and
-    less if few rows have many sources.
-    """
-    hood, y = full(num_nodes, num_sources), torch.zeros(num_nodes, dtype=torch.long)
-    alpha, logits = torch.full((num_sources, 20), 4.0), torch.zeros(hood.num_edges)
-    entries = Parameters.of(hood, alpha, logits).entries(y)
-    independent, top = path.independent(hood, entries)
-    torch.testing.assert_close(independent, torch.tensor([num_nodes * np.log(1 / 20)]))
-    point = torch.tensor(top, requires_grad=True)
-    value = NeighborMixture(hood, point.exp() * alpha, logits).log_prob(y)
-    (slope,) = torch.autograd.grad(value, point)
-    rest = abs(value.item() - independent.item() + slope.item())
-    assert share / 1.5 < rest / path.TAIL < share * 1.5
 
 
 def test_error_of_a_coarse_grid():
@@ -178,7 +137,7 @@ def test_elements_of_a_batch():
     assert (scores((value, error), exact).abs() < 4.5).all()
 
 
-@pytest.mark.parametrize("num_points", [0, 4, 43, 4.0])
+@pytest.mark.parametrize("num_points", [4, 43])
 def test_points_of_the_grid(num_points):
     hood, alpha, logits = house_and_parameters()
     with pytest.raises(ValueError, match="num_points must be"):

@@ -63,14 +63,6 @@ def test_subgraph_is_that_of_pyg(graph, kind):
     assert torch.equal(part.edge, torch.arange(part.num_edges))
 
 
-def test_subgraph_of_whole_components_is_exact():
-    _, mix = joined()
-    nodes, y = torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1])
-    own = alone(mix, nodes)
-    torch.testing.assert_close(own.log_prob(y), mix.log_marginal(nodes, y))
-    torch.testing.assert_close(own.marginals(), mix.marginals()[nodes])
-
-
 def test_subgraph_keeps_places():
     hood = shared_sources()
     mix, nodes = NeighborMixture(hood, *parameters(hood, 2)), torch.tensor([1, 3, 4])

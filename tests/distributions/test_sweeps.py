@@ -9,7 +9,7 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from cases import KINDS
+from cases import matrices
 from graphs import parameters, random_sources, to_hood
 from networkx import cycle_graph
 from oracle import of_hood
@@ -23,7 +23,7 @@ from pyro_nmm.ops.gibbs import sweeps
 from pyro_nmm.ops.sampling import draw_entries
 
 SIZE = 6_000
-CASES = "labels", "permutations", "evidence", "evidence of edges", "matrices", "sources", "mask"
+CASES = "labels", "evidence", "evidence of edges", "matrices", "sources", "mask"
 
 
 def problem(case, concentration=0.2, dtype=torch.double):
@@ -34,13 +34,11 @@ def problem(case, concentration=0.2, dtype=torch.double):
     alpha, logits = parameters(hood, num_classes, scale=0.8)
     alpha, logits = (concentration * alpha).to(dtype), logits.to(dtype)
     y, mask = torch.tensor([0, 1, 1, 0]), torch.tensor([True, False, True, True])
-    relabel = KINDS[case](hood, num_classes) if case in KINDS else None
+    relabel = matrices(hood, num_classes) if case == "matrices" else None
     mix = NeighborMixture(hood, alpha, logits, relabel)
     shown = y[hood.target]
     evidence = one_hot(shown, num_classes).double().log()
-    if case == "permutations":
-        evidence = (relabel == shown[:, None]).double().log()
-    elif case == "matrices":
+    if case == "matrices":
         evidence = relabel.gather(2, shown[:, None, None].expand(-1, 2, 1))[..., 0].log()
     elif case == "evidence":
         of_nodes = torch.randn(4, 2, dtype=dtype)
@@ -106,7 +104,7 @@ def test_sweeps(case, way):
 
 
 @pytest.mark.parametrize("dtype", [torch.float, torch.double])
-@pytest.mark.parametrize("concentration", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("concentration", [1e-3, 1e3])
 @pytest.mark.parametrize("case", ["labels", "evidence"])
 def test_concentrations_of_all_sizes(monkeypatch, case, concentration, dtype):
     """Variates of small ones underflow. Of large ones a count is a small part."""
@@ -143,7 +141,7 @@ def test_long_runs_in_two_blocks(monkeypatch, observed):
 def test_what_two_blocks_count(monkeypatch, observed):
     """Visits and totals of every sweep, and edges that lead to the labels."""
     monkeypatch.setattr(compiled, "DEVICES", set())
-    q, _ = problem("permutations" if observed else "evidence of edges")
+    q, _ = problem("labels" if observed else "evidence of edges")
     entries = q._constants(q.batch_shape)
     draw = draw_entries(q.rows, entries, torch.rand(5, 4))
     found = sweeps(q.rows, entries, draw, 7)
@@ -152,23 +150,7 @@ def test_what_two_blocks_count(monkeypatch, observed):
     assert torch.equal(one_hot(found.draw.labels, 2).sum(1), found.totals[:, -1])
     assert torch.equal(q.rows.row[found.draw.edges], torch.arange(4).expand(5, -1))
     if observed:
-        assert torch.equal(
-            entries.data.expand(5, -1).gather(1, found.draw.edges), found.draw.labels
-        )
-
-
-def test_elements_of_a_batch(way):
-    """Each with its own parameters, labels and samples."""
-    hood = to_hood(cycle_graph(4))
-    alpha, logits = parameters(hood, 2, (2,), scale=0.8)
-    y = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
-    q = NeighborMixture(hood, alpha[:, None], logits[:, None]).choices(y)
-    values = q.sweep(q.sample((SIZE,)), 10)
-    assert values.shape == (SIZE, 2, 3, 4)
-    for a, b in ((0, 0), (1, 0), (1, 2)):
-        one = NeighborMixture(hood, alpha[a], logits[a]).choices(y[b])
-        states, probs = enumerated(one, one_hot(y[b][hood.target], 2).double().log())
-        assert p_value(values[:, a, b], states[:, 0], probs) > 1e-4
+        assert torch.equal(found.draw.labels, entries.data.expand(5, -1))
 
 
 def test_a_discrete_parent(way):
@@ -202,13 +184,6 @@ def sum_of_sites(program, k):
     return trace.nodes["c"]["log_prob"] + trace.nodes["y"]["log_prob"]
 
 
-def test_one_sample_starts_a_chain_in_each_element(way):
-    hood = to_hood(cycle_graph(4))
-    alpha, logits = parameters(hood, 2, (3,))
-    q = NeighborMixture(hood, alpha, logits).choices(torch.tensor([0, 1, 1, 0]))
-    assert q.sweep(torch.arange(4)).shape == (3, 4)
-
-
 def test_loops_of_observed_labels_stay_inside_of_their_arrays():
     """Counts that no sweep reads had been written past the end of an array of length zero."""
     hood = Neighborhood.grid(30, 30)
@@ -227,29 +202,17 @@ GOOD = torch.arange(4)
     ("case", "value", "match"),
     [
         ("labels", torch.tensor([2, 1, 2, 3]), "value must hold choices of neighbours"),
-        ("labels", torch.tensor([-1, 1, 2, 3]), "value must hold choices of neighbours"),
         ("labels", torch.tensor([0, 1, 2, 9]), "value must hold choices of neighbours"),
-        ("permutations", torch.tensor([2, 1, 2, 3]), "value must hold choices of neighbours"),
+        ("matrices", torch.tensor([2, 1, 2, 3]).expand(2, 4), "value must hold choices of neigh"),
         ("evidence", torch.stack([GOOD, GOOD]), "labels of the field"),
         ("evidence", torch.stack([GOOD, -GOOD]), "labels of the field"),
-        ("evidence", torch.stack([GOOD.flip(0) + 9, 0 * GOOD]), "choices of neighbours"),
-        ("evidence", GOOD, "value must have shape"),
-        ("labels", GOOD[:3], "value must have shape"),
         ("mask", GOOD, "value must have shape"),
-        ("labels", GOOD.double(), "value must hold integers"),
-        ("labels", ["a"] * 4, "value must be a tensor"),
     ],
 )
 def test_refused(way, case, value, match):
     q, _ = problem(case)
     with pytest.raises(ValueError, match=match):
         q.sweep(value)
-
-
-@pytest.mark.parametrize("num_sweeps", [0, -1, 1.5])
-def test_number_of_sweeps(num_sweeps):
-    with pytest.raises(ValueError, match="num_sweeps must be an integer of at least 1"):
-        problem("labels")[0].sweep(GOOD, num_sweeps)
 
 
 def test_states_of_a_posterior():

@@ -205,7 +205,7 @@ def test_queries_have_entries_and_boilerplate_has_none():
     for cls in (pyro_nmm.NeighborMixture, pyro_nmm.Posterior, pyro_nmm.AveragedPosterior):
         assert queries <= entries(cls)
     assert {"counts", "predict"} <= entries(pyro_nmm.AveragedPosterior)
-    assert {"intervals", "elbo", "log_prob"} <= entries(pyro_nmm.NeighborMixture)
+    assert {"in_order", "elbo", "log_prob"} <= entries(pyro_nmm.NeighborMixture)
     boilerplate = {"arg_constraints", "expand", "has_rsample", "shown", "support", "training"}
     for cls in (cls for cls in CLASSES.values() if issubclass(cls, Distribution | Module)):
         assert not boilerplate & entries(cls), cls

@@ -18,7 +18,7 @@ from pyro.distributions import Bernoulli, Normal
 from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 from scipy.special import logsumexp
 
-from pyro_nmm import Neighborhood, compiled
+from pyro_nmm import Neighborhood
 from pyro_nmm.guides import Chains, evidence_guide, ordered_guide
 from pyro_nmm.models import nmm
 
@@ -28,7 +28,6 @@ BASE = torch.tensor(RANDOM.uniform(0.1, 0.6, (5, 2)))
 FEATURE = torch.tensor(RANDOM.normal(size=HOOD.num_edges))
 Y = torch.tensor(RANDOM.integers(2, size=(6, 5)))
 X = torch.tensor(RANDOM.normal(size=(6, 5))) + Y
-SWAPS = torch.tensor([[0, 1], [1, 0]])[torch.tensor(RANDOM.integers(2, size=HOOD.num_edges))]
 NOISE = torch.tensor(RANDOM.dirichlet([1.0, 1.0], (HOOD.num_edges, 2)))
 SOME = torch.tensor([True, True, False, True, True])
 START = torch.tensor([0.2, -0.7, 0.5], dtype=torch.double)  # log kappa, attention, distance
@@ -52,8 +51,7 @@ def observed(y=Y[0], mask=None, relabel=None, collapsed=True):
     def log_prob(theta):
         alpha, logits = of(theta)
         if relabel is not None:
-            swaps = torch.eye(2)[relabel] if relabel.dim() == 2 else relabel
-            labels, probs = label_probs(HOOD, alpha, logits, swaps.numpy())
+            labels, probs = label_probs(HOOD, alpha, logits, relabel.numpy())
             return np.log(probs[(labels == y.numpy()).all(1)].item())
         nodes = None if mask is None else mask.nonzero()[:, 0].tolist()
         oracle = of_hood(HOOD, alpha, logits, nodes)
@@ -125,17 +123,12 @@ def gradients(program, chains, kind, particles, vectorize, steps):
 
 CASES = {
     "observed": (observed(), Trace_ELBO, 200, True),
-    "collapsed": (observed(collapsed=False), TraceGraph_ELBO, 200, True),
     "mask": (observed(mask=SOME), TraceGraph_ELBO, 200, True),
-    "permuted": (observed(relabel=SWAPS), Trace_ELBO, 200, True),
-    "matrices": (observed(relabel=NOISE), Trace_ELBO, 200, True),
     "matrices, z": (observed(relabel=NOISE, collapsed=False), TraceGraph_ELBO, 200, True),
     "latent": (latent(), TraceGraph_ELBO, 200, True),
-    "latent, z": (latent(collapsed=False), Trace_ELBO, 200, True),
     "latent, mask": (latent(mask=SOME), Trace_ELBO, 200, True),
     "latent, plate": (latent(plate=True), Trace_ELBO, 100, True),
     "plate": (plated(), Trace_ELBO, 40, True),
-    "plate, one by one": (plated(), TraceGraph_ELBO, 1, False),
     "subsample": (plated(3), TraceGraph_ELBO, 60, True),
     "subsample, one by one": (plated(3), Trace_ELBO, 1, False),
 }
@@ -288,14 +281,3 @@ def test_rows_that_are_not_observed_keep_their_choices(way):
     step(chains, 1, SOME)
     moved = (chains.states != before).flatten(0, 1).any(0)
     assert moved.tolist() == SOME.tolist()
-
-
-def test_entries_are_written_in_place(monkeypatch):
-    """A CUDA graph of a step goes on where it was only if the step writes where it reads."""
-    monkeypatch.setattr(compiled, "DEVICES", set())
-    chains, found = Chains(), []
-    for seed in range(2):
-        step(chains, seed)
-        found.append(chains._last.get((chains.states, HOOD), lambda: None))
-    assert found[0] is not None
-    assert found[0] is found[1]

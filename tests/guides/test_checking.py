@@ -3,8 +3,6 @@
 
 """What ``check_program`` finds in programs that are nearly right."""
 
-from functools import partial
-
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -13,18 +11,15 @@ from bounds import PATH
 from graphs import parameters
 from pyro.contrib.autoname import scope
 from pyro.infer import TraceGraph_ELBO
-from pyro.ops.indexing import Vindex
 from pyro_rows import LOCS, Located, X, Y, at_labels, measure
-from torch import nn
 
 from pyro_nmm.guides import (
-    AmortizedNMM,
     MixtureGuide,
     check_program,
     evidence_guide,
     ordered_guide,
 )
-from pyro_nmm.models import FreeNMM, nmm, node_plate
+from pyro_nmm.models import FreeNMM, nmm
 
 
 def check(write, **options):
@@ -48,35 +43,6 @@ def test_a_scale_of_both_programs():
     check_program(*(pyro.poutine.scale(p, scale=0.5) for p in (halved.model, halved.guide)))
 
 
-@pytest.mark.slow
-def test_subsamples_scales_and_other_sites():
-    """All of these are right, and there is nothing to warn of."""
-
-    def in_plate(loc, y, size=None):
-        means = loc.squeeze(-2) if loc.dim() > 1 else loc  # (..., 2), of particles
-        with node_plate(PATH, y, subsample_size=size) as (nodes, y):
-            mean = Vindex(means[..., None, :])[..., y]
-            pyro.sample("x", dist.Normal(mean, 0.5), obs=X[nodes])
-
-    for size in (None, 2, 2):
-        check(partial(in_plate, size=size))
-    halved = Located()
-    halves = (pyro.poutine.scale(p, scale=0.5) for p in (halved.model, halved.guide))
-    check_program(*halves)
-
-    def noisy(loc, y):
-        measure(at_labels(loc, y))
-        pyro.sample("other", dist.Normal(at_labels(loc, y)[..., 0], 1.0))
-
-    program = Located(noisy)
-
-    def guide():
-        program.guide()
-        pyro.sample("other", dist.Normal(0.0, 1.0))
-
-    check_program(program.model, guide)
-
-
 def test_lost_labels_of_a_family():
     """Below a ``MixtureGuide``, whose labels are sites of their own."""
 
@@ -87,21 +53,6 @@ def test_lost_labels_of_a_family():
     pair = MixtureGuide(PATH, FreeNMM(PATH, 2), target)
     with pytest.raises(ValueError, match="'x' depends on the labels 'y', but Pyro has lost track"):
         check_program(pair.model, pair.guide)
-
-
-def test_pairs_of_this_library():
-    class Random(nn.Module):
-        """Of one run, which model and guide share."""
-
-        def forward(self, hood):
-            return torch.rand(3, 2) + 0.5, torch.zeros(hood.num_edges)
-
-    for pair, labels in (
-        (AmortizedNMM(PATH, FreeNMM(PATH, 2)), {"y": Y}),
-        (AmortizedNMM(PATH, Random()), {"y": Y}),
-    ):
-        check_program(pair.model, pair.guide, **labels)
-        assert not pyro.get_param_store().keys()  # as before
 
 
 def test_several_fields():

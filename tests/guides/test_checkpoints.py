@@ -117,10 +117,7 @@ OTHERS = [
         lambda: changed(train_mask=torch.arange(12) < 4))),
     ("nmm", {"network": lambda: pair(0.4)}),
     ("nmm", {"estimator": "no_score"}),
-    ("nmm", {"num_particles": 3}),
-    ("nmm", {"num_steps": 9}),
     ("nmm", {"lr": 0.02}),
-    ("nmm", {"weight_decay": 0.0}),
     ("mixture", {"scale": 2.0}),
 ]  # fmt: skip
 
@@ -187,16 +184,3 @@ def test_another_file_under_the_path_is_refused(content, tmp_path):
     ):
         loop(checkpoint=path)
     assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("path", ["", 3])
-def test_a_checkpoint_needs_a_path(path):
-    with pytest.raises(ValueError, match="checkpoint must be the path of a file"):
-        Steps(checkpoint=path)
-
-
-@pytest.mark.parametrize("name", ["num_steps", "save_every"])
-@pytest.mark.parametrize("wrong", [0, 2.5])
-def test_numbers_of_steps(name, wrong):
-    with pytest.raises(ValueError, match=rf"{name} must be an integer of .*, got {wrong}"):
-        Steps(**{name: wrong})

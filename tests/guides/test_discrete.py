@@ -11,7 +11,7 @@ import pytest
 import torch
 from pyro import poutine
 
-from pyro_nmm.guides.discrete import other_value, redraw, values_of
+from pyro_nmm.guides.discrete import redraw, values_of
 from pyro_nmm.ops.diagnostics import effective_size
 
 PROBS = torch.tensor([0.3, 0.6, 0.8])
@@ -42,11 +42,6 @@ def event():
             )
 
 
-def no_plate():
-    d = pyro.sample("d", dist.Binomial(2, PROBS[:2]))
-    pyro.sample("x", dist.Normal(d.sum(-1), 0.7).mask(True), obs=torch.tensor(2.2))
-
-
 def one_hot():
     with pyro.plate("nodes", 2):
         d = pyro.sample("d", dist.OneHotCategorical(PROBS.expand(2, 3)))
@@ -66,7 +61,7 @@ def scaled():
 
 
 #: Programs, and whether an element of plates depends on no other.
-PROGRAMS = {apart: True, collider: False, event: True, no_plate: True, one_hot: True, scaled: False}
+PROGRAMS = {apart: True, collider: False, event: True, one_hot: True, scaled: False}
 
 
 def run_of(program, values):
@@ -116,17 +111,6 @@ def test_a_draw_keeps_the_distribution(together):
     for share, prob in zip(shares, logs.softmax(0), strict=True):
         assert (share - prob).abs() < 4.5 * (prob * (1 - prob) / 500) ** 0.5
     assert starts.tolist() != ends
-
-
-def test_other_values_are_equally_likely():
-    pyro.set_rng_seed(4)
-    value, options = torch.tensor([0, 2]), torch.arange(3)
-    found = torch.stack([other_value(value, options) for _ in range(600)])
-    assert ((found != value).sum(1) == 1).all()
-    for row in ([1, 2], [2, 2], [0, 0], [0, 1]):
-        share = (found == torch.tensor(row)).all(1).double().mean()
-        assert (share - 0.25).abs() < 4.5 * (0.25 * 0.75 / 600) ** 0.5
-    assert other_value(torch.zeros(2), torch.zeros(1)).equal(torch.zeros(2))
 
 
 def test_a_site_that_decides_which_sites_there_are():

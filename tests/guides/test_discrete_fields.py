@@ -10,7 +10,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from oracle import of_hood
-from pyro.contrib.autoname import scope
 from pyro.infer import MCMC
 from pyro.infer.mcmc import RandomWalkKernel
 
@@ -50,48 +49,9 @@ def exact_in_a_plate():
     return {"d": (torch.stack(pairs) + prior).softmax(-1)[:, 1]}
 
 
-def of_nodes():
-    """Each node's concentration has an element of one site, which all labels depend on."""
-    d = pyro.sample("d", dist.Categorical(torch.tensor([0.5, 0.2, 0.3]).expand(3, 3)).to_event(1))
-    nmm(HOOD, (0.1 + 2 * d)[:, None] * ALPHA, LOGITS, Y[0], collapsed=True)
-
-
-def exact_of_nodes():
-    rows, chances = list(product(range(3), repeat=3)), torch.tensor([0.5, 0.2, 0.3]).log()
-    values = torch.tensor(rows)
-    logs = [log_prob(Y[0], (0.1 + 2 * d.double())[:, None] * ALPHA) for d in values]
-    return {"d": (torch.stack(logs) + chances[values].sum(1)).softmax(0) @ values.double()}
-
-
-def two_fields():
-    """A mixture: each node shows its label of one of two fields."""
-    labels = []
-    for name, sign in (("a", 1), ("b", -1)):
-        with scope(prefix=name):
-            labels.append(nmm(HOOD, ALPHA, sign * LOGITS, collapsed=True))
-    m = pyro.sample("m", dist.Bernoulli(torch.full((3,), 0.4).double()).to_event(1))
-    shown = torch.where(m > 0, *labels)
-    pyro.sample("x", dist.Normal(2.0 * shown - 1, 0.7).to_event(1), obs=X)
-
-
-def exact_two_fields():
-    first, second = log_probs(ALPHA), log_probs(ALPHA, -LOGITS)
-    seen = dist.Normal(2.0 * LABELS.double() - 1, 0.7).log_prob(X)
-    a, b = seen[:, None] + torch.tensor(0.4).log(), seen[None] + torch.tensor(0.6).log()
-    of_m = torch.stack(torch.broadcast_tensors(b, a), -1)
-    joint = first[:, None] + second + of_m.logsumexp(-1).sum(-1)
-    probs = joint.flatten().softmax(0).view(8, 8)
-    return {
-        "m": torch.einsum("ab, abn -> n", probs, of_m.softmax(-1)[..., 1]),
-        "a/y": probs.sum(1) @ LABELS.double(),
-    }
-
-
 CASES = {
     "in a plate": (lambda: in_a_plate(collapsed=True), exact_in_a_plate, 2),
     "in a plate, dice": (in_a_plate, exact_in_a_plate, 2),
-    "of nodes": (of_nodes, exact_of_nodes, 1),
-    "two fields": (two_fields, exact_two_fields, 1),
 }
 
 
@@ -113,19 +73,3 @@ def test_posterior(name):
             error = found.std() / effective_size(found[None]) ** 0.5
             assert (found.mean() - mean).abs() < 4.5 * error
             assert error < 0.25
-
-
-def test_nan_in_masked_data():
-    """A mask mends the density, but not its gradient."""
-    x = torch.tensor([0.3, torch.nan, 1.0])
-
-    def model(x, measured):
-        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
-        y = nmm(HOOD, ALPHA, LOGITS, collapsed=True)
-        pyro.sample("x", dist.Normal(mean + y, 1.0).mask(measured).to_event(1), obs=x)
-
-    mcmc = MCMC(FieldGibbs(model, RandomWalkKernel, num_sweeps=1), 2, 1, disable_progbar=True)
-    for measured in (torch.tensor(True), ~x.isnan()):
-        with pytest.raises(ValueError, match="site 'x' has NaN in its data"):
-            mcmc.run(x, measured)
-    mcmc.run(x.nan_to_num(), ~x.isnan())

@@ -18,21 +18,18 @@ from scipy.stats import norm
 
 from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.guides import FieldGibbs
-from pyro_nmm.guides.proposals import MOST, Proposals
-from pyro_nmm.models import nmm, node_plate
+from pyro_nmm.guides.proposals import Proposals
+from pyro_nmm.models import nmm
 from pyro_nmm.ops.diagnostics import effective_size
 
 SQUARE = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3, 3, 0], [1, 0, 2, 1, 3, 2, 0, 3]]), 4)
 LOOKS = torch.linspace(-1.5, 1.5, SQUARE.num_edges, dtype=torch.double)
 PROBS = torch.tensor([[0.5, 0.5], [0.3, 0.7], [0.6, 0.4], [0.5, 0.5]], dtype=torch.double)
-OBSERVED = torch.tensor([True, True, False, True])
 MOTIONS = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 0], [1, 1, 1, 1], [1, 1, 1, 0]])
 X = torch.tensor([2.1, 1.4, -0.9, 1.2], dtype=torch.double)
 Y = MOTIONS[2]
 TWO_X = torch.stack([X, -X.flip(0)])
 KEPT = torch.eye(2, dtype=torch.double) * 0.8 + 0.1
-SWAPS = torch.arange(2).repeat(SQUARE.num_edges, 1)
-SWAPS[::3] = SWAPS[::3].flip(1)
 #: The grid of log kappa, a priori normal.
 GRID = np.linspace(-4.0, 4.0, 33)
 
@@ -58,27 +55,12 @@ def uncollapsed():
         nmm(SQUARE, size * PROBS, LOOKS, MOTIONS)
 
 
-def partly():
-    size = kappa()
-    with pyro.plate("motions", len(MOTIONS)):
-        nmm(SQUARE, size * PROBS, LOOKS, MOTIONS, OBSERVED, collapsed=True)
-
-
-def permuted():
-    field(MOTIONS[2], relabel=SWAPS)
-
-
 def matrices():
     field(MOTIONS[2], relabel=KEPT.expand(SQUARE.num_edges, 2, 2))
 
 
 def latent():
     pyro.sample("x", dist.Normal(2.0 * field() - 1, 1.0).to_event(1), obs=X)
-
-
-def latent_uncollapsed():
-    with node_plate(SQUARE, field(collapsed=False)) as (nodes, y):
-        pyro.sample("x", dist.Normal(2.0 * y - 1, 1.0), obs=X[nodes])
 
 
 def latent_plate():
@@ -107,11 +89,6 @@ def two_observed():
     for name in "ab":
         with scope(prefix=name):
             nmm(SQUARE, size * PROBS, LOOKS, Y, collapsed=True)
-
-
-def no_parents():
-    y = nmm(SQUARE, PROBS, LOOKS, collapsed=True)
-    pyro.sample("x", dist.Normal(2.0 * y - 1, 1.0).to_event(1), obs=X)
 
 
 def table(size, **options):
@@ -146,16 +123,13 @@ def of_two_fields(size):
     return logsumexp(np.log(first)[:, None] + second + seen)
 
 
-RELABEL = {"permuted": torch.eye(2)[SWAPS], "matrices": KEPT.expand(SQUARE.num_edges, 2, 2)}
+MATRICES = KEPT.expand(SQUARE.num_edges, 2, 2)
 #: Programs, and log-likelihoods of kappa by brute force.
 PROGRAMS = {
     "attended": (attended, None),
     "uncollapsed": (uncollapsed, of_motions),
-    "partly": (partly, lambda size: of_motions(size, nodes=(0, 1, 3))),
-    "permuted": (permuted, lambda k: of_labels(MOTIONS[2], k, relabel=RELABEL["permuted"].numpy())),
-    "matrices": (matrices, lambda k: of_labels(MOTIONS[2], k, relabel=RELABEL["matrices"].numpy())),
+    "matrices": (matrices, lambda k: of_labels(MOTIONS[2], k, relabel=MATRICES.numpy())),
     "latent": (latent, lambda size: of_x(X, size)),
-    "latent uncollapsed": (latent_uncollapsed, lambda size: of_x(X, size)),
     "latent plate": (latent_plate, lambda size: sum(of_x(x, size) for x in TWO_X)),
     "local latents": (local_latents, lambda size: of_x(X, size)),
     "two fields": (two_fields, of_two_fields),
@@ -204,68 +178,11 @@ def test_posterior_of_the_concentration(name):
     assert error < 0.4
 
 
-def test_labels_without_a_continuous_site():
-    kept = run(no_parents, 200, warmup_steps=10, save_params=["y", "c"]).get_samples()
-    labels, joint = joint_of_x(X, 1.0)
-    exact = (np.exp(joint - logsumexp(joint))[:, None] * labels).sum(0)
-    for node in range(4):  # of draws that may all be equal
-        mean, error = mean_and_error(kept["y"][:, node].double() + 1e-9 * torch.randn(200))
-        assert abs(mean - exact[node]) < 4.5 * max(
-            error, (exact[node] * (1 - exact[node]) / 200) ** 0.5
-        )
-    assert kept["c"].dtype == kept["y"].dtype == torch.long
-    assert set(kept["c"][:, 0].tolist()) == {0, 1, 3}
-
-
 @pytest.mark.parametrize("kernel", [NUTS, HMC])
 def test_kernels_of_pyro(kernel):
     chains = run(attended, 20, kernel, 10)
     chains.summary()
     assert {"acceptance rate", "divergences"} < set(chains.diagnostics())
-
-
-def test_chains_in_turn(monkeypatch):
-    starts = {"kappa": torch.tensor([0.5, 1.5]), "beta": torch.zeros(2)}
-    seen = []
-
-    def hook(kernel, sample, stage, step):
-        seen.append((stage, kernel.step_size, set(sample)))
-
-    gibbs = FieldGibbs(attended, num_sweeps=1, step_size=0.3)
-    monkeypatch.setattr("pyro.infer.mcmc.api.mp.cpu_count", lambda: 1)
-    with pytest.warns(UserWarning, match="sequentially"):
-        chains = MCMC(
-            gibbs, 3, 2, starts, num_chains=2, hook_fn=hook, disable_progbar=True,
-            save_params=["kappa", "c"],
-        )  # fmt: skip
-    for _ in range(2):  # an object runs again
-        chains.run()
-        kept = chains.get_samples(group_by_chain=True)
-        assert kept["kappa"].shape == (2, 3)
-        assert kept["c"].shape == (2, 3, 5, 4)
-    assert {"kappa", "beta", "c"} == seen[0][2]
-    assert len(seen) == 2 * 2 * 5
-
-
-@pytest.mark.slow
-def test_chains_in_processes(monkeypatch):
-    monkeypatch.setattr("pyro.infer.mcmc.api.mp.cpu_count", lambda: 3)
-    chains = run(attended, 4, NUTS, 2, num_chains=2, mp_context="spawn", save_params=["kappa", "c"])
-    kept = chains.get_samples(group_by_chain=True)
-    assert kept["kappa"].shape == (2, 4)
-    assert kept["c"].shape == (2, 4, 5, 4)
-    assert kept["c"].dtype == torch.long
-    assert (kept["kappa"][0] != kept["kappa"][1]).all()
-
-
-@pytest.mark.parametrize("kernel", [NUTS, RandomWalkKernel])
-def test_start(kernel):
-    gibbs = FieldGibbs(attended, kernel)
-    for start in (-9.0, 0.5):
-        gibbs.initial_params = {"kappa": torch.tensor(start), "beta": torch.tensor(0.5)}
-        gibbs.setup(0)
-        assert gibbs.initial_params["kappa"] == start
-        gibbs.cleanup()
 
 
 def ends(kind, data, sizes=(3.0, 0.2)):
@@ -313,19 +230,6 @@ def test_fields_that_move_together():
     gibbs = FieldGibbs(two_observed, RandomWalkKernel)
     gibbs.setup(0)
     assert [len(names) for names in gibbs._groups] == [2]
-
-
-@pytest.mark.parametrize(("size", "number"), [(MOST - 1, 2), (MOST, 0)])
-def test_many_parameters_have_no_joint_moves(size, number):
-    def program():
-        weights = pyro.sample("weights", dist.Normal(torch.zeros(size), 0.1).to_event(1))
-        field(MOTIONS[0], collapsed=True)
-        pyro.factor("near zero", -weights.square().sum())
-
-    gibbs = FieldGibbs(program, RandomWalkKernel, num_moves=2)
-    gibbs.setup(0)
-    assert gibbs._moves == number  # kappa is one more parameter
-    assert gibbs.sample(gibbs.initial_params)["c"].shape == (4,)
 
 
 def test_proposals():
@@ -379,10 +283,3 @@ REFUSED = {
 def test_refused_programs(message):
     with pytest.raises(ValueError, match=message):
         run(REFUSED[message], 1)
-
-
-def test_refused_options():
-    with pytest.raises(ValueError, match="jit_compile"):
-        FieldGibbs(attended, jit_compile=True)
-    with pytest.raises(ValueError, match="num_sweeps"):
-        FieldGibbs(attended, num_sweeps=-1)

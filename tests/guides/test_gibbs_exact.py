@@ -24,7 +24,6 @@ HOOD = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
 ALPHA = torch.tensor([[0.4, 0.8], [0.9, 0.3], [0.3, 0.3]]).double()
 OWN = (HOOD.source == HOOD.target).double()
 Y, X = torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([0.2, 2.6, -0.4]).double()
-ONE_HOT = torch.nn.functional.one_hot(Y[0], 2).double()
 GRID = torch.linspace(-5.0, 5.0, 41).double()
 INDEX, LONG = torch.tensor([2, 0, 2, 2, 0]), torch.tensor([0.9, -0.2, 1.4, 0.3, 0.8]).double()
 
@@ -99,10 +98,6 @@ def one_parameter():
     nmm(HOOD, kappa_of() * ALPHA, 0.0 * OWN, Y[0], collapsed=True)
 
 
-def written_out():
-    nmm(HOOD, kappa_of() * ALPHA, 0.0 * OWN, Y[0])
-
-
 def exact_one():
     log = torch.tensor([log_prob(Y[0], k) for k in GRID]) - GRID**2 / 2
     probs = log.softmax(0)
@@ -128,8 +123,6 @@ CASES = {
     "discrete parents, no joint moves": (parent, exact_parent, {"num_moves": 0}, 700),
     "outliers": (outliers, exact_outliers, {"num_moves": 2}, 150),
     "joint moves": (one_parameter, exact_one, {"num_moves": 4}, 350),
-    "joint moves, dice": (written_out, exact_one, {"num_moves": 4}, 200),
-    "steps alone": (one_parameter, exact_one, {"num_moves": 0}, 1500),
     "long format": (long_format, exact_long, {"num_moves": 2}, 200),
     "hmc": (one_parameter, exact_one, {"num_moves": 0, "kernel": HMC, "num_steps": 4}, 500),
 }
@@ -204,29 +197,6 @@ def test_energies_are_of_the_new_choices():
     mcmc = MCMC(FieldGibbs(many, HMC, 1, 0, **options), 40, 5, disable_progbar=True)
     mcmc.run()
     assert mcmc.diagnostics()["acceptance rate"]["chain 0"] > 0.9
-
-
-def test_label_distributions_are_of_the_new_choices():
-    kernel = FieldGibbs(written_out, RandomWalkKernel, 2, 2)
-    kernel.save_params = ["c", "kappa", "z"]
-    mcmc = MCMC(kernel, 150, 10, disable_progbar=True)
-    mcmc.run()
-    drawn = mcmc.get_samples()
-    chosen = torch.nn.functional.one_hot(drawn["c"]).double()  # (S, nodes, sources)
-    after = drawn["kappa"][:, None, None] * ALPHA + chosen.mT @ ONE_HOT
-    mean = after / after.sum(-1, keepdim=True)
-    scaled = (drawn["z"] - mean)[..., 0] / (mean.prod(-1) / (after.sum(-1) + 1)).sqrt()
-    assert (scaled.mean(0).abs() < 4.5 / len(scaled) ** 0.5).all()
-    assert (scaled.square().mean(0) > 0.5).all()
-
-
-def test_values_that_cannot_be_enumerated():
-    def model():
-        pyro.sample("k", dist.Poisson(2.0))
-        one_parameter()
-
-    with pytest.raises(ValueError, match="site 'k' is discrete and its values cannot be enumer"):
-        draws_of(model, 2, 2)
 
 
 def blocked(kind):

@@ -77,24 +77,18 @@ BAD_DATA = [
       for label in (-1, 2)),
     (lambda: changed(y=ring().y.float()), r"data\.y must hold integer labels"),
     (lambda: changed(y=ring().y[:, None]), r"data\.y must have shape \(12,\).* got \(12, 1\)"),
-    (lambda: changed(x=ring().x.numpy()), "x must be a floating-point tensor, got .*ndarray"),
     (lambda: changed(x=ring().x[:5]), r"x must have shape \(12, 4\), got \(5, 4\)"),
-    (lambda: changed(train_mask=ring().train_mask[:5]), r"data\.train_mask must be a boolean mask"),
     (lambda: changed(train_mask=ring().train_mask & False), r"data\.train_mask selects no node"),
 ]  # fmt: skip
 #: Calls, options of which one is wrong, and the message.
 REFUSED = [
     *((mix, {"data": data}, message) for data, message in BAD_DATA),
     *((mix, {name: wrong}, rf"{name} {message}.*{wrong}") for name, wrong, message in (
-        ("num_steps", 0, INTEGER), ("num_steps", 2.5, INTEGER), ("lr", 0.0, POSITIVE),
-        ("lr", math.nan, POSITIVE), ("num_particles", 0, INTEGER),
+        ("num_steps", 2.5, INTEGER), ("lr", math.nan, POSITIVE),
         ("weight_decay", -1.0, "must be finite and not negative"),
         ("estimator", "chains", "must be one of"))),
-    *((run, {name: 0}, f"{name} {INTEGER}") for run, name in (
-        (stacked, "num_steps"), (mixture, "num_steps"),
-        (mixture, "num_samples"), (links, "num_steps"))),
-    *((run, {"lr": wrong}, f"lr {POSITIVE} {wrong}")
-      for run in (mixture, links) for wrong in (0.0, -1.0, math.nan)),
+    *((run, {"lr": -1.0}, f"lr {POSITIVE} -1.0") for run in (mixture, links)),
+    (stacked, {"num_steps": 0}, f"num_steps {INTEGER}"),
     (mix, {"hood": house()}, r"must have shape \(5,\), one label per node, got \(12,\)"),
     (mixture, {"height": 4}, "field must have the 12 nodes of hood"),
     (mixture, {"height": 4, "target": lambda: lambda _: field(), "order": torch.arange(12)},
@@ -106,11 +100,9 @@ REFUSED = [
      r"field must be a PairwiseMRF, a MarginalField or .*ndarray"),
     (mixture, {"target": lambda: ising(grid_edges(3, 3), 0.3, torch.zeros(3, 9))},
      "field must have .* no batch dimensions"),
-    *((links, {"x": wrong}, r"x must (have shape \(34, F\)|be a tensor)|x is on") for wrong in (
-        lambda x: x[:30].numpy(), lambda x: x[:30], lambda x: x.to("meta"), lambda x: x[0])),
+    (links, {"x": lambda x: x[:30]}, r"x must have shape \(34, F\)"),
     *((lambda **options: mean_field(field(), **options), {name: wrong}, f"{name} must .*{wrong}")
-      for name, wrong in (("num_sweeps", 0), ("num_random", -1), ("tolerance", -1.0),
-                          ("tolerance", math.nan))),
+      for name, wrong in (("num_sweeps", 0), ("tolerance", math.nan))),
     *((lambda starts: mean_field(field(), starts), {"starts": wrong}, STARTS)
       for wrong in (EVEN[0].numpy(), EVEN[0], EVEN * math.nan, -EVEN, EVEN.long())),
     (inner_edges, {"edge_index": ring().edge_index, "mask": torch.tensor([0, 1])},
@@ -123,11 +115,6 @@ REFUSED = [
 def test_refused(run, options, message):
     with pytest.raises(ValueError, match=message):
         run(**options)
-
-
-def test_options_are_named():
-    with pytest.raises(TypeError, match=r"fit_mixture\(\) got an unexpected keyword .*'steps'"):
-        mixture(steps=3)
 
 
 def test_a_mixture_of_a_target_that_is_nan():
@@ -147,16 +134,3 @@ def test_links_that_diverge():
     pyro.enable_validation(False)
     with pytest.raises(ValueError, match="the loss is nan in step 0"):
         links(lambda x: x * math.nan)
-
-
-def test_half_precision():
-    """The backbones may be narrow; the NMM over them computes in single precision."""
-    found, losses = mix(lambda: changed(x=ring().x.bfloat16()), network=lambda: pair().bfloat16())
-    assert found.alpha.dtype == torch.float
-    assert all(map(math.isfinite, losses))
-    alpha, logits = (
-        pair()
-        .half()
-        .eval()(Neighborhood(ring().edge_index, 12), ring().x.half(), ring().edge_index)
-    )
-    assert alpha.dtype == logits.dtype == torch.float

@@ -7,10 +7,12 @@ import math
 
 import pytest
 import torch
+from graphs import house
 from scipy.stats import logistic
 from torch.nn import functional as F
 
 from examples.denoising import model, training
+from examples.denoising.intervals import label_intervals
 from examples.denoising.model import Denoiser, GaussianLevels, Levels, PixelMixture, UNet
 from pyro_nmm import NeighborMixture
 from pyro_nmm.fitting import Steps
@@ -92,6 +94,17 @@ def test_pixels_are_those_of_the_table(kind):
     one = pixels(kind).intervals(level=0.8)
     assert all(value.shape == (1, 2, 6) for value in one)
     assert pixels(kind).sample(3).shape == (3, 1, 2, 6)
+
+
+def test_intervals_of_labels():
+    """Half of what is left out lies beyond each end; a batch has intervals of its own."""
+    hood = house()
+    mix = NeighborMixture(hood, torch.rand(2, 5, 7) + 0.1, torch.randn(hood.num_edges))
+    found, probs, labels = label_intervals(mix, 0.8), mix.marginals(), torch.arange(7.0)
+    torch.testing.assert_close(found.mean, probs @ labels)
+    for end, share in ((found.low, 0.1), (found.high, 0.9)):
+        below = (probs * (end[..., None] + 0.5 - labels).clamp(0, 1)).sum(-1)
+        torch.testing.assert_close(below, torch.full_like(below, share))
 
 
 def test_gradient_of_independent_pixels():

@@ -32,7 +32,6 @@ from pyro_nmm.models import (
     potts,
     temperature_scaling,
 )
-from pyro_nmm.ops.marginals import Intervals
 
 NAN, INF = float("nan"), float("inf")
 
@@ -94,7 +93,6 @@ IMAGE = torch.zeros(3, 8, 8)
 SMALL = Neighborhood(EDGE, 2)
 MASKS = {f"{name}_mask": torch.eye(4) > 0 for name in ("train", "val", "test")}
 SPLIT = Data(num_nodes=4, y=torch.zeros(4), **MASKS)
-ENDS = Intervals(*torch.tensor([[1.0, 2.0], [0.0, 1.0], [2.0, 3.0]]))
 
 
 def scaled(scores=PROBS, y=LABELS, held_out=TWO):
@@ -106,9 +104,6 @@ def counted(y=LABELS, observed=TWO, num_classes=2):
 
 
 SCORES = [
-    (lambda: ENDS.coverage(LABELS[:1]), r"y must have shape \(..., 2\), one label per node"),
-    (lambda: ENDS.coverage(LABELS - 1), "y must hold labels, which are not negative, got -1"),
-    (lambda: ENDS.coverage(LABELS + 0.5), "y must hold integers"),
     (lambda: random_split(SPLIT, NAN, 0.3, 0.3, 0), "train, val and test must .* got nan"),
     (lambda: random_split(SPLIT, 0.3, "3", 0.3, 0), "train, val and test must .* 3, 0.3 of"),
     (lambda: random_split(SPLIT, 0.3, 0.3, 0.3, "a"), "seed must be an integer, got 'a'"),
