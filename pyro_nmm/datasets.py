@@ -3,6 +3,7 @@
 
 """Data for the tutorials, splits of nodes, and batches of seed nodes."""
 
+import copy
 import importlib
 import threading
 from collections.abc import Iterator
@@ -162,6 +163,8 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
     """
     check_edges("data.edge_index", data.edge_index)
     check_integers(1, num_hops=num_hops)
+    data = copy.copy(data)
+    data.edge_index = data.edge_index.long()
     seeds, size = as_tensor("seeds", seeds, data.edge_index.device), data.num_nodes
     check_ids("seeds", seeds, ("S",), size, note="of a mask take mask.nonzero()[:, 0]")
     seeds = seeds.long()

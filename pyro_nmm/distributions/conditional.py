@@ -135,7 +135,10 @@ class Conditional(GraphDistribution):
 
     def _found(self, rows: Neighborhood, value: Tensor) -> tuple[Draw, Tensor]:
         """Edges and latent labels of samples ``(B, ..., n)``, and which of them no row can make."""
-        choices, labels = value.unbind(1) if self.latent else (value, torch.zeros_like(value))
+        if not self.latent:
+            edges = rows.find(value)
+            return Draw(edges.clamp(min=0), edges), edges < 0
+        choices, labels = value.unbind(1)
         edges = rows.find(choices)
         wrong = (edges < 0) | (labels < 0) | (labels >= self.num_classes)
         return Draw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong

@@ -114,7 +114,7 @@ SCORES = [
     (lambda: letters("A", 4.5, 4), "height must be an integer of at least 1, got 4.5"),
     (lambda: letters(" ", 4, 4), "text must hold letters"),
     (lambda: letters("A", 4, 4, margin=0.5), "margin be less than 0.5, got 'A' and 0.5"),
-    (lambda: scaled(PROBS * NAN), "scores must be finite, got nan"),
+    (lambda: scaled(PROBS * NAN), "scores must be finite"),
     (lambda: scaled(y=LABELS + 1), r"y must hold labels 0\.\.1 where held_out"),
     (lambda: scaled(y=LABELS[:1]), "y must have .* per row of scores"),
     (lambda: scaled(torch.zeros(5, 2), ZERO, ids(3, 3)), "held_out must be a bool.*that repeat"),
