@@ -232,19 +232,20 @@ class _Part:
         self, log_attention: Tensor, alpha: Tensor, total: Tensor, likelihood: Tensor
     ) -> tuple[Tensor, Tensor]:
         """:func:`predictive`, but without the evidence of the choice."""
-        place = self.chosen
+        # Converted first: sums of integers and numbers take three times as long.
+        place, same, every = self.chosen, self.same.to(alpha.dtype), self.every.to(alpha.dtype)
         if self.observed:
-            above = alpha + self.same[..., 0]
-        else:
-            place, counts = place * self.num_classes + self.labels, self.same.to(alpha.dtype)
-            if len(counts) == 1:
-                above = ((alpha + counts) * likelihood).sum(-1)
-            else:  # two sums, of which the larger one needs no gradient by alpha
-                above = (alpha * likelihood).sum(-1) + (counts * likelihood).sum(-1)
-        weight = log_attention.exp() * (above / (total + self.every))
+            above = alpha + same[..., 0]
+        elif len(same) == 1:
+            above = ((alpha + same) * likelihood).sum(-1)
+        else:  # two sums, of which the larger one needs no gradient by alpha
+            above = (alpha * likelihood).sum(-1) + (same * likelihood).sum(-1)
+        if not self.observed:
+            place = place * self.num_classes + self.labels
+        weight = log_attention.exp() * (above / (total + every))
         predicted = scatter(weight, self.row, -1, dim_size=self.num_rows, reduce="sum").log()
-        seen = picked(alpha, place) + picked(self.same, place)
-        below = picked(total, self.chosen) + picked(self.every, self.chosen)
+        seen = picked(alpha, place) + picked(same, place)
+        below = picked(total, self.chosen) + picked(every, self.chosen)
         return predicted, picked(log_attention, self.chosen) + (seen / below).log() - predicted
 
 
