@@ -20,6 +20,7 @@ from benchmarks.shared.scores import brier, independent_pairs, mean_log_prob
 from benchmarks.shared.training import Consistency, train_classifier, train_nmm
 from pyro_nmm import Neighborhood, NeighborMixture, Posterior
 from pyro_nmm.datasets import digits, random_split
+from pyro_nmm.guides import Chains
 from pyro_nmm.models import NMMNetwork, StackedNMM, temperature_scaling
 
 BACKBONES = {"gcn": gcn, "gat": gat, "appnp": appnp, "mlp": mlp}
@@ -105,7 +106,7 @@ def fit(key: dict, data, hood, settings: dict, wrap: Callable = lambda network: 
     if "NMM" not in method:
         return train_classifier(backbone(kind, data, classes, **drop), data, **options)
     few = int(data.train_mask.sum()) <= 300
-    options.setdefault("estimator", "reward_to_go" if few else "one_step_credit")
+    options.setdefault("estimator", "reward_to_go" if few else Chains())
     network = nmm_network(kind, data, drop, **given("link", "floor", "gamma", "attention"))
     return train_nmm(wrap(network), data, hood, **options)
 

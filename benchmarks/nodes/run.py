@@ -73,7 +73,7 @@ CHANGES: dict[str, dict] = {"none": {}}
 CHANGES |= {f"link {k} + 1": {"link": k, "floor": 1.0} for k in ("softplus", "square", "exp")}
 CHANGES |= {"gamma 0": {"gamma": 0.0}, "200 epochs": {"num_epochs": 200}}
 CHANGES |= {"weight decay .005": {"weight_decay": 0.005}}
-CHANGES |= {f"estimator {k}": {"estimator": k} for k in ("one_step_credit", "no_score")}
+CHANGES |= {"estimator no_score": {"estimator": "no_score"}}
 for _end, _rate in {"": 0.01, ", lr .05": 0.05}.items():
     _paper = PAPER | {"lr": _rate}
     CHANGES |= {f"paper's, {k} + 1{_end}": _paper | {"link": k} for k in ("softplus", "square")}

@@ -106,7 +106,7 @@ def latent(hood: Neighborhood, num_classes: int) -> tuple[str, Callable]:
     return name, partial(fit_field, emission, hood, answers, **options)
 
 
-ESTIMATORS = ["reward_to_go", "one_step_credit", "no_score"]
+ESTIMATORS = ["reward_to_go", "no_score"]
 #: How many times as many steps: the score term is a difference of noisy means.
 MORE = {"reward_to_go": 5}
 #: Nodes, links and labels.
@@ -339,28 +339,13 @@ def summary(found: Tensor, observed: Tensor) -> dict:
     return {"labelled": int(observed.sum()), "steps": len(found), "sd": noise}
 
 
-def score_share(unbiased: Tensor, biased: Tensor, direct: Tensor) -> dict[str, float]:
-    """Share of the score term, ``unbiased`` minus ``direct``, that ``biased`` has; its error."""
-    # The first half of the steps gives the term's direction: its noise must not look like a share.
-    half = len(direct) // 2
-    direction = biased[:half].mean(0) - direct[:half].mean(0)
-    parts = biased[half:] @ direction, unbiased @ direction, direct[half:] @ direction
-    above, truth, base = (part.mean() for part in parts)
-    share = (above - base) / (truth - base)
-    errors = [part.var() / len(part) for part in parts]
-    variance = errors[0] + share**2 * errors[1] + (1 - share) ** 2 * errors[2]
-    error = variance.sqrt() / (truth - base).abs()
-    return {"score": share.item(), "score error": error.item()}
-
-
 def variance(args, results: Records) -> None:
     for key in results.missing(particles=4, repeats=args.repeats, seed=0, share=args.shares):
         given, found = cora_like(key["share"]), {}
         for name in ("reinforce", *ESTIMATORS):
             found[name] = gradients_of(given, name, 4, args.repeats * MORE.get(name, 1))
-        share = {"one_step_credit": score_share(*[found[name] for name in ESTIMATORS])}
         for name, steps in found.items():
-            row = summary(steps, given[2]) | share.get(name, {})
+            row = summary(steps, given[2])
             results.add(**key, estimator=name, mean=steps.mean(0).norm().item(), **row)
 
 

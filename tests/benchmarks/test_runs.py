@@ -269,7 +269,7 @@ def methods_on_splits(smaller, folder):
     return on_top.main, check
 
 
-@study(f"labels counts priors questions {CLIQUES} 100", labels=10, counts=1, priors=2, questions=3)
+@study(f"labels counts priors questions {CLIQUES} 100", labels=10, counts=1, priors=2, questions=2)
 def joint_queries(smaller, folder):
     cliques(smaller)
 
@@ -279,8 +279,8 @@ def joint_queries(smaller, folder):
         nll = by(pick(rows, task="labels"), "share", "method")
         for method in ("C&S", "label propagation", on_top.UPDATED):
             assert nll[0.5, method]["test"]["nll"] < nll[0.0, method]["test"]["nll"]
-        first, entropy, chance = pick(rows, task="questions")
-        assert first["curve"]["0"] == entropy["curve"]["0"] == chance["curve"]["0"]
+        entropy, chance = pick(rows, task="questions")
+        assert entropy["curve"]["0"] == chance["curve"]["0"]
         assert entropy["alike"] == pytest.approx(1)  # entropy agrees with itself
 
     return on_top.main, check
@@ -409,7 +409,7 @@ def test_rivals_on_random_fields(task, tmp_path, smaller):
         assert -5 * row.get("error", 0.0) - 1e-3 < row["KL"] < 100
 
 
-@study("variance gradients --shares 0.02 --samples 2 --repeats 3", **{"None": 4}, gradients=3)
+@study("variance gradients --shares 0.02 --samples 2 --repeats 3", **{"None": 3}, gradients=2)
 def noise(smaller, folder):
     """Gradients of cheaper estimators are less noisy."""
 
@@ -435,7 +435,7 @@ def estimates(smaller, folder):
 
 
 @study("draw step growth scale --samples 2 --repeats 1 --sizes 1000 --parts 1 100",
-       draw=3, step=9, growth=1, scale=1)  # fmt: skip
+       draw=3, step=6, growth=1, scale=1)  # fmt: skip
 def seconds(smaller, folder):
     smaller(speed, MEDIUM=(150, 300, 3), QUERIES={"condition": (2000, 20_000, 4)})
     smaller(speed, in_a_process=lambda threads, function, *args: function(*args))
@@ -460,7 +460,7 @@ def test_queries(smaller):
         """With a fit of two steps."""
 
         def fit(self, *args, **options):
-            return super().fit(*args, **options | {"num_steps": 2, "refit_steps": 2})
+            return super().fit(*args, **options | {"num_steps": 2})
 
     smaller(speed, StackedNMM=Quick)
     for query in speed.QUERIES:
@@ -484,7 +484,7 @@ def of_epochs(smaller, folder):
     return scale.main, check
 
 
-@study("parents --nodes 200 --steps 3 --labels 2", parents=4)
+@study("parents --nodes 200 --steps 3 --labels 2", parents=3)
 def of_chains(smaller, folder):
     return chains.main, none
 

@@ -14,7 +14,6 @@ import benchmarks.images.run as scores
 from benchmarks.latent import annotators
 from benchmarks.on_top.run import summary
 from benchmarks.random_fields.fields import kac_ward
-from benchmarks.scale.speed import score_share
 from pyro_nmm.models import grid_edges, ising
 
 
@@ -26,14 +25,6 @@ def test_summary_of_counts():
     apart = (draws[:, None] - draws).abs().double().mean((0, 1)) / 2
     expected = (draws - torch.tensor([50, 99])).abs().double().mean(0) - apart
     assert found["CRPS"] == pytest.approx(expected.mean().item())
-
-
-def test_share_of_the_score_term():
-    """The estimate is a half for gradients that have half of the term, within its own error."""
-    term = torch.randn(30)
-    direct, half, whole = (share * term + 0.5 * torch.randn(800, 30) for share in (0.0, 0.5, 1.0))
-    found = score_share(whole, half, direct)
-    assert abs(found["score"] - 0.5) < 4 * found["score error"] < 0.1
 
 
 def test_names_of_labels_that_have_none():
