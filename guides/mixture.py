@@ -156,8 +156,14 @@ class MixtureGuide(MarginalGuide):
 
     def draw(self, parameters: Any, logits: Tensor, *relabel: Tensor) -> Tensor:
         """Sites ``c`` and ``y``, for an output of the network."""
+        family = self.family(self.hood, parameters, logits, *relabel)
+        if isinstance(family, NeighborMixture) and family.relabel is not None:
+            raise ValueError(
+                "network and family must be of edges that keep labels, but edges relabel: leave "
+                "relabel out, or guide the program by hand"
+            )
         c = pyro.sample("c", NeighborChoice(self.hood, logits))
-        return pyro.sample(self.site, self.family(self.hood, parameters, logits, *relabel).given(c))
+        return pyro.sample(self.site, family.given(c))
 
     def model(self, *inputs) -> Any:
         """The target, with site ``c``."""
