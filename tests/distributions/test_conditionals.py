@@ -359,3 +359,21 @@ def test_copies_have_the_same_order(way):
     hood = two_triangles()
     q = NeighborMixture(hood, *parameters(hood, 2)).choices(torch.arange(hood.num_nodes) % 2)
     assert torch.equal(copy.deepcopy(q).order, q.order)
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_values_that_no_row_can_make(kernels, latent):
+    """Without validation they have the density zero, and no gradient."""
+    hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), 3)
+    alpha, logits = torch.rand(3, 2) + 0.1, torch.zeros(5, requires_grad=True)
+    data = torch.randn(3, 2) if latent else torch.tensor([0, 1, 0])
+    make = EvidenceConditional if latent else OrderedConditional
+    q = make(hood, alpha, logits, data, validate_args=False)
+    value = torch.tensor([[0, 1, 2], [2, 1, 2]])  # node 2 is no neighbour of node 0
+    if latent:
+        value = torch.stack([value, torch.tensor([[0, 1, 0], [0, 1, 0]])], 1)
+    log_prob = q.log_prob(value)
+    assert log_prob.isfinite().tolist() == [True, False]
+    assert log_prob[1] == -torch.inf
+    (gradient,) = torch.autograd.grad(log_prob[0], logits)
+    assert gradient.isfinite().all()
