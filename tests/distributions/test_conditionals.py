@@ -364,7 +364,7 @@ def test_copies_have_the_same_order(way):
 @pytest.mark.parametrize("latent", [False, True])
 def test_values_that_no_row_can_make(kernels, latent):
     """Without validation they have the density zero, and no gradient."""
-    hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), 3)
+    hood = to_hood(nx.Graph([(0, 1), (2, 2)]))
     alpha, logits = torch.rand(3, 2) + 0.1, torch.zeros(5, requires_grad=True)
     data = torch.randn(3, 2) if latent else torch.tensor([0, 1, 0])
     make = EvidenceConditional if latent else OrderedConditional
