@@ -55,16 +55,17 @@ class _Place(NamedTuple):
         """The same of one particle."""
         return self.chains()[0] if self.copies else self.chains()
 
-    def read(self, rows: Neighborhood) -> tuple[Tensor, Tensor]:
-        """``(..., columns, n)``: states of rows, and whether there are none yet."""
-        value = self.states.flatten(end_dim=-3)[self.chains()][..., rows.nodes]
+    def read(self, chain: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """``(..., columns, n)``: states of chains at nodes, and whether there are none yet."""
+        value = self.states.flatten(end_dim=-3)[chain][..., nodes]
         return value, value < 0
 
-    def write(self, rows: Neighborhood, value: Tensor) -> None:
-        columns, chain = self.states.shape[-2], self.chains()[..., None, None]
-        column = torch.arange(columns, device=rows.device)[:, None]
+    def write(self, chain: Tensor, nodes: Tensor, value: Tensor) -> None:
+        """Keep states ``(..., columns, n)``."""
+        columns = self.states.shape[-2]
+        column = torch.arange(columns, device=nodes.device)[:, None]
         flat = self.states.view(-1, *self.states.shape[-2:])
-        flat[chain, column, rows.nodes] = value.view(*self.shape, columns, -1)
+        flat[chain[..., None, None], column, nodes] = value.view(*self.shape, columns, -1)
 
 
 class States(Delta):
@@ -203,7 +204,8 @@ class Chains(nn.Module):
         whole = list(at.shape) == [*at.states.shape[:-2]][-len(at.shape) :]
         if not compiled.runs_on(rows.device) and whole and not at.predicts:
             return self._on_device(q, at.states, at.shape, other)
-        value, new = at.read(rows)
+        chain = at.chains()
+        value, new = at.read(chain, rows.nodes)
         value = value.view(at.shape + q.event_shape)
         if new.any():
             new = new.view_as(value)
@@ -214,7 +216,7 @@ class Chains(nn.Module):
         except ValueError as error:
             raise ValueError(f"{OTHER}, got states of another one") from error
         if not at.predicts:
-            at.write(rows, value)
+            at.write(chain, rows.nodes, value)
             self.states = at.states
         return value
 
@@ -234,7 +236,7 @@ class Chains(nn.Module):
     def stored(self, rows: Neighborhood, values: list[Tensor]) -> Tensor:
         """``(..., columns, n)``: states of rows, and values ``(..., n)`` where there are none."""
         at = self._at(rows, values[0].shape[:-1], len(values))
-        value, new = at.read(rows)
+        value, new = at.read(at.chains(), rows.nodes)
         return value.where(~new, torch.stack(values, -2))
 
     def _on_device(self, q: Conditional, states: Tensor, shape: Size, other: bool) -> Tensor:

@@ -107,17 +107,11 @@ def expect(
 
 
 def as_expected(
-    name: str,
-    value: Any,
-    shape: tuple[Dim, ...] | None = None,
-    *,
-    kind: str = "tensor",
-    like: Any = None,
-    note: str = "",
+    name: str, value: Any, shape: tuple[Dim, ...] | None = None, *, like: Any = None, **how: str
 ) -> Tensor:
     """:func:`expect` of arrays and lists too, which are put on the device of ``like``."""
     value = as_tensor(name, value, None if like is None else like.device)
-    return expect(name, value, shape, kind=kind, like=like, note=note)
+    return expect(name, value, shape, like=like, **how)
 
 
 def expect_device(name: str, value: Any, device: torch.device, beside: str = "hood") -> None:

@@ -167,11 +167,9 @@ def _factor(start, end, steps):
 
 
 @_compiled
-def _anneal(
-    first, last, inputs, table, ends, uniforms, done, size, edges, labels, gains, rises, counts
-):
+def _anneal(first, last, inputs, table, ends, uniforms, done, size, edges, labels, gains, rises):
     # Some of all sweeps. The second half is in reverse.
-    single, ptr, source = inputs[:3]
+    (single, ptr, source), counts = inputs[:3], np.zeros_like(table)
     for b in range(first, last):
         start, end = _of(b, inputs), _of(b, ends)
         steps = (
@@ -239,14 +237,14 @@ def _inputs(rows, entries) -> _Inputs:
     return _Inputs(single, *_graph(rows), np.exp(attention), alpha, total, labels, likelihood)
 
 
-def _run(loop, rows, entries, size: int, *arrays, sweeps=1, scratch=lambda first: ()) -> None:
-    """A loop over draws in threads, with ``scratch`` arrays of each thread."""
+def _run(loop, rows, entries, size: int, *arrays, sweeps=1) -> None:
+    """A loop over draws in threads."""
     inputs = _inputs(rows, entries)
 
     def run(first, last):
         # Zeroed lazily by the operating system: only the touched sources cost.
         table = np.zeros((rows.num_sources, entries.num_classes + 1), np.int32)
-        loop(first, last, inputs, table, *arrays, *scratch(first))
+        loop(first, last, inputs, table, *arrays)
 
     _in_threads(run, size, sweeps * size * rows.num_edges)
 
@@ -301,15 +299,6 @@ def anneal(rows, start, end, draw, uniforms, done, num_sweeps):
     ``(S, B, num_rows)``. Weights of all parts add up. Cost: :math:`O(S B E C)`."""
     edges, labels = (_array(t).copy() for t in draw[:2])
     outputs = edges, labels, np.empty(len(edges)), np.empty(len(edges))
-    size = (rows.num_sources, end.num_classes + 1)
     inputs = _inputs(rows, end), _array(uniforms), done, num_sweeps, *outputs
-    _run(
-        _anneal,
-        rows,
-        start,
-        len(edges),
-        *inputs,
-        sweeps=len(uniforms),
-        scratch=lambda first: (np.zeros(size, np.int32),),
-    )
+    _run(_anneal, rows, start, len(edges), *inputs, sweeps=len(uniforms))
     return _tensors(rows, *outputs)

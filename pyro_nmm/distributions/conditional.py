@@ -148,7 +148,8 @@ class Conditional(GraphDistribution):
         in_order = self._whole(value, shape).index_select(-1, self._position)
         draw, wrong = self._found(self.rows, in_order)
         if not self.latent:
-            labels = on_edges(self.rows, self._constants(shape).data)
+            (labels,), _ = untracked(flatten(self._entries.data, shape))
+            labels = on_edges(self.rows, labels)
             draw = draw._replace(labels=picked(labels, draw.edges))
         return draw, wrong
 
@@ -199,10 +200,10 @@ class Conditional(GraphDistribution):
         (value,), provenance = untracked(value)
         shape = self._shape_of(value)
         if compiled.runs_on(self.hood.device):
-            draw = self._states(value, shape)
+            draw, entries = self._states(value, shape), self._constants(shape)
             for part in blocks(num_sweeps, draw.edges.numel()):
                 uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
-                draw = gibbs.sweep(self.rows, self._constants(shape), draw, uniforms).draw
+                draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
             swept = self._columns(draw, shape)
         else:
             numbers = self.continued(self.numbers(value, shape), shape, num_sweeps)

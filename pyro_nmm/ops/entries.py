@@ -204,7 +204,8 @@ def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor
     else:
         predicted, choice = _InBlocks.apply(*factors, entries.num_classes, rows, draw)
     if not entries.observed:
-        place = draw.edges if _per_edge(rows, data) else torch.arange(rows.num_rows).to(rows.device)
+        each = torch.arange(rows.num_rows, device=rows.device)
+        place = draw.edges if _per_edge(rows, data) else each
         choice = choice + picked(data, place * entries.num_classes + draw.labels)
         predicted = predicted + top
     return track_provenance(predicted, provenance), track_provenance(choice, provenance)
@@ -233,15 +234,15 @@ class _Part:
     ) -> tuple[Tensor, Tensor]:
         """:func:`predictive`, but without the evidence of the choice."""
         # Converted first: sums of integers and numbers take three times as long.
-        place, same, every = self.chosen, self.same.to(alpha.dtype), self.every.to(alpha.dtype)
+        same, every = self.same.to(alpha.dtype), self.every.to(alpha.dtype)
         if self.observed:
-            above = alpha + same[..., 0]
-        elif len(same) == 1:
-            above = ((alpha + same) * likelihood).sum(-1)
-        else:  # two sums, of which the larger one needs no gradient by alpha
-            above = (alpha * likelihood).sum(-1) + (same * likelihood).sum(-1)
-        if not self.observed:
-            place = place * self.num_classes + self.labels
+            place, above = self.chosen, alpha + same[..., 0]
+        else:
+            place = self.chosen * self.num_classes + self.labels
+            if len(same) == 1:
+                above = ((alpha + same) * likelihood).sum(-1)
+            else:  # two sums, of which the larger one needs no gradient by alpha
+                above = (alpha * likelihood).sum(-1) + (same * likelihood).sum(-1)
         weight = log_attention.exp() * (above / (total + every))
         predicted = scatter(weight, self.row, -1, dim_size=self.num_rows, reduce="sum").log()
         seen = picked(alpha, place) + picked(same, place)
@@ -274,18 +275,19 @@ class _InBlocks(torch.autograd.Function):
         *tensors, edges, labels = ctx.saved_tensors
         entries = Entries(*tensors, ctx.num_classes)
         draw = Draw(edges, labels, ctx.counts)
-        sums = [torch.zeros_like(t) if t.is_floating_point() else None for t in tensors]
+        needed = ctx.needs_input_grad[: len(tensors)]
+        sums = [torch.zeros_like(t) if n else None for t, n in zip(tensors, needed, strict=True)]
         for part, block in _InBlocks.parts(ctx.rows, entries, draw):
-            of_edges = [_at(t, place) for t, place in zip(tensors, block.places, strict=True)]
-            some = [k for k, total in enumerate(sums) if total is not None]
-            for k in some:
-                of_edges[k] = of_edges[k].detach().requires_grad_()
+            places = zip(tensors, block.places, needed, strict=True)
+            of_edges = [_at(t, at).detach().requires_grad_(n) for t, at, n in places]
             with torch.enable_grad():
                 terms = block.terms_of_edges(*of_edges)
             slopes = to_predicted[:, part], to_choice[:, part]
-            gradients = torch.autograd.grad(terms, [of_edges[k] for k in some], slopes)
-            for k, gradient in zip(some, gradients, strict=True):
-                _add_at(sums[k], block.places[k], gradient)
+            leaves = [t for t in of_edges if t.requires_grad]
+            gradients = iter(torch.autograd.grad(terms, leaves, slopes))
+            for total, at in zip(sums, block.places, strict=True):
+                if total is not None:
+                    _add_at(total, at, next(gradients))
         return *sums, None, None, None
 
 
