@@ -55,7 +55,7 @@ class Parameters(NamedTuple):
 
     alpha: Tensor  #: ``(..., N, C)``
     logits: Tensor  #: ``(..., num_edges)``
-    relabel: Any = None  #: ``(num_edges, C)`` or ``(..., num_edges, C, C)``
+    relabel: Any = None  #: ``(..., num_edges, C, C)``, or ``None``
 
 
 def attention_scores(hood: Neighborhood, v: Tensor, scale: Tensor, gamma: Tensor) -> Tensor:

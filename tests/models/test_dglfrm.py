@@ -4,6 +4,7 @@
 """The latent feature model of graphs and its two guides."""
 
 import itertools
+import math
 
 import pyro
 import pytest
@@ -409,3 +410,13 @@ def test_second_guides_and_vectorized_particles_are_refused():
     vectorized = TraceMeanField_ELBO(num_particles=2, vectorize_particles=True, max_plate_nesting=0)
     with pytest.raises(NotImplementedError, match="vectorize_particles=False"):
         vectorized.loss_and_grads(pair.model, pair.guide, *graph())
+
+
+def test_prior_of_the_memberships():
+    """The density of the relaxed memberships by hand, at the authors' temperature of one half."""
+    trace = poutine.trace(DGLFRM(5, 3).model).get_trace()
+    trace.compute_log_prob()
+    v, s = (trace.nodes[name]["value"] for name in "vs")
+    odds = torch.special.logit(v.cumprod(-1)) - s / 2
+    expected = math.log(0.5) + odds - 2 * torch.nn.functional.softplus(odds)
+    torch.testing.assert_close(trace.nodes["s"]["log_prob_sum"], expected.sum())
