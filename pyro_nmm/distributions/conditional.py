@@ -21,9 +21,8 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops import gibbs, score_costs, two_blocks
+from pyro_nmm.ops import gibbs
 from pyro_nmm.ops.annealing import Annealed, anneal
-from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import (
     KEPT,
     Draw,
@@ -32,11 +31,12 @@ from pyro_nmm.ops.entries import (
     entries_of,
     evidence_entries,
     numbers_of,
-    picked,
     predictive,
     shift_evidence,
 )
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
+from pyro_nmm.ops.score_costs import ScoreEstimator, costs_to_go, others_mean
+from pyro_nmm.ops.two_blocks import TwoBlocks
 from pyro_nmm.provenance import untracked
 
 
@@ -65,7 +65,7 @@ class Conditional(GraphDistribution):
             self._position = order_to_rows(self.observed_rows, order)
         elif compiled.runs_on(self.hood.device):
             _ = self._position
-        self.estimator = as_member(score_costs.ScoreEstimator, estimator=estimator)
+        self.estimator = as_member(ScoreEstimator, estimator=estimator)
         self._last_draw, self._last_values = LastCall(), LastCall()
         batch, size = data.shape[: -2 if self.latent else -1], self.observed_rows.num_rows
         self._parameter_shape = torch.broadcast_shapes(parameters.batch_shape, batch)
@@ -149,8 +149,7 @@ class Conditional(GraphDistribution):
         draw, wrong = self._found(self.rows, in_order)
         if not self.latent:
             (labels,), _ = untracked(flatten(self._entries.data, shape))
-            labels = on_edges(self.rows, labels)
-            draw = draw._replace(labels=picked(labels, draw.edges))
+            draw = draw._replace(labels=labels.expand_as(draw.edges))
         return draw, wrong
 
     def _columns(self, draw: Draw, shape: Size) -> Tensor:
@@ -232,10 +231,10 @@ class Conditional(GraphDistribution):
         logits, alpha = flatten(logits, shape), flatten(alpha, shape, 2)
         if self.latent:
             entries = evidence_entries(logits, alpha, flatten(data, shape, 2))
-            both = two_blocks.TwoBlocks.of(rows, shift_evidence(rows, entries)[0])
-        else:
-            data = flatten(data, shape) if data.dim() > 1 else data
-            both = two_blocks.TwoBlocks.of_labels(rows, logits, alpha, data)
+            data = shift_evidence(rows, entries)[0].data
+        elif data.dim() > 1:
+            data = flatten(data, shape)
+        both = TwoBlocks.of(rows, logits, alpha, data)
         for part in blocks(num_sweeps, numbers.numel()):
             numbers = both.sweep(numbers, part.stop - part.start)[-1]
         return numbers
@@ -332,17 +331,26 @@ class Conditional(GraphDistribution):
 
     def score_parts(self, value: Tensor) -> ScoreParts:
         """For Pyro's losses: the density, and the control variate of ``estimator``."""
-        reinforces = self.estimator is score_costs.ScoreEstimator.REINFORCE
-        if not reinforces and torch.is_grad_enabled() and consumer(RenyiELBO):
+        reinforce = self.estimator is ScoreEstimator.REINFORCE
+        if not reinforce and torch.is_grad_enabled() and consumer(RenyiELBO):
             raise ValueError(
                 f'RenyiELBO needs estimator="reinforce", because the control variate of '
                 f'"{self.estimator}" would bias its gradient: or use TraceGraph_ELBO'
             )
         value, provenance = self._plain(value)
         terms, log_choice = self._evaluate(value)
-        (costs,), _ = untracked(terms.detach())
-        arguments = self.estimator, log_choice, costs, lambda: self._charge(costs)
-        parts = score_costs.score_parts(*arguments)
+        log_prob = entropy = log_choice.sum(-1)
+        if not reinforce:
+            # Losses add score times the whole bound. The score of a row has mean zero given the
+            # past, so the entropy term may subtract costs that its choice does not change.
+            (costs,), _ = untracked(terms.detach())
+            excess = costs.sum(-1, keepdim=True)
+            if self.estimator is ScoreEstimator.REWARD_TO_GO:
+                excess = excess - self._charge(costs)
+            variate = (log_choice * excess).sum(-1)
+            # Zero with a derivative, because some losses add the entropy term to the bound's value.
+            entropy = log_prob + (variate - variate.detach())
+        parts = log_prob, log_prob, 0 if reinforce else entropy
         return ScoreParts(*(track_provenance(part, provenance) for part in parts))
 
     @torch.no_grad()
@@ -350,7 +358,7 @@ class Conditional(GraphDistribution):
         """``(..., n)``: the costs that each draw is charged with, less their baseline."""
         charge, shape = self._costs_to_go(costs), costs.shape[:-1]
         sizes = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
-        baseline = score_costs.others_mean(charge, [d for d, size in enumerate(sizes) if size == 1])
+        baseline = others_mean(charge, [d for d, size in enumerate(sizes) if size == 1])
         if baseline is None:  # of one more draw
             (terms,), _ = untracked(predictive(self.rows, self._flat(shape), self._draw(shape))[0])
             baseline = self._costs_to_go(terms.view_as(costs))
@@ -359,7 +367,7 @@ class Conditional(GraphDistribution):
     def _costs_to_go(self, terms: Tensor) -> Tensor:
         component = self.observed_rows.components().index_select(0, self._position)
         flat = terms.reshape(-1, self.rows.num_rows)
-        return score_costs.costs_to_go(component, flat).view(terms.shape)
+        return costs_to_go(component, flat).view(terms.shape)
 
 
 def _refuse(wrong: Tensor) -> None:

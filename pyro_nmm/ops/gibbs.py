@@ -30,7 +30,6 @@ from pyro_nmm import compiled
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import two_blocks
-from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.diagnostics import effective_size
 from pyro_nmm.ops.entries import Draw, Entries, draw_of, numbers_of, shift_evidence
 from pyro_nmm.ops.sampling import uniforms_of
@@ -54,20 +53,17 @@ def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) ->
 
 @torch.no_grad()
 def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) -> Sweeps:
-    """Sweeps of ``B`` chains: :func:`sweep` on the processor, and two blocks on devices."""
+    """Sweeps of latent labels: :func:`sweep` on the processor, two blocks on devices."""
     if compiled.runs_on(rows.device):
         return sweep(rows, entries, draw, uniforms_of(rows, num_sweeps, len(draw.edges)))
     entries, _ = shift_evidence(rows, entries)
-    both, size = two_blocks.TwoBlocks.of(rows, entries), entries.num_classes
-    numbers = torch.cat(both.sweep(numbers_of(draw, both.size), num_sweeps), 1)
-    observed = on_edges(rows, entries.data) if entries.observed else None
-    drawn = draw_of(numbers, both.size, observed)[:2]
-    edges, labels = (part.unflatten(1, (num_sweeps, -1)) for part in drawn)
+    both = two_blocks.TwoBlocks.of(rows, entries.log_attention, entries.alpha, entries.data)
+    numbers = both.sweep(numbers_of(draw, both.size), num_sweeps)
+    edges, labels, _ = draw_of(torch.stack(numbers, 1), both.size)  # (B, S, num_rows)
     ones = torch.ones((), dtype=torch.int32, device=rows.device).expand_as(labels)
-    place = labels + size * torch.arange(rows.num_rows, device=rows.device)
-    visits = ones.new_zeros(len(labels), size * rows.num_rows)
-    visits = visits.scatter_add_(1, place.flatten(1), ones.flatten(1)).unflatten(1, (-1, size))
-    totals = ones.new_zeros(len(labels), num_sweeps, size).scatter_add_(2, labels, ones)
+    visits = ones.new_zeros(len(labels), rows.num_rows, both.size)
+    visits.scatter_add_(2, labels.mT, ones.mT)
+    totals = ones.new_zeros(len(labels), num_sweeps, both.size).scatter_add_(2, labels, ones)
     return Sweeps(Draw(edges[:, -1], labels[:, -1]), visits, totals)
 
 

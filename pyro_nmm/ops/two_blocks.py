@@ -30,8 +30,7 @@ from torch import Tensor, embedding_bag
 
 from pyro_nmm.blocks import blocks, rows_at
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import on_edges
-from pyro_nmm.ops.entries import Entries, edge_evidence
+from pyro_nmm.ops.entries import edge_evidence
 
 
 class TwoBlocks(NamedTuple):
@@ -45,31 +44,25 @@ class TwoBlocks(NamedTuple):
     size: int
 
     @classmethod
-    def of_labels(
-        cls, rows: Neighborhood, log_weight: Tensor, alpha: Tensor, labels: Tensor
+    def of(
+        cls, rows: Neighborhood, log_attention: Tensor, alpha: Tensor, data: Tensor
     ) -> "TwoBlocks":
-        """Of observed labels of rows or of edges, and a table ``(b, num_sources, W)``."""
-        width = alpha.shape[-1]
+        """Of observed labels ``(b, num_rows)`` or shifted evidence, with ``alpha`` of sources."""
+        width, table = alpha.shape[-1], alpha.movedim(0, -1)
+        if data.is_floating_point():
+            weight = log_attention[..., None] + edge_evidence(rows, data)
+            labels = torch.arange(width, device=rows.device)
+            key = torch.add(labels, rows.source[:, None], alpha=width).view(-1, 1)
+            place = torch.arange(len(key), device=key.device)
+            return cls(rows.ptr * width, weight.flatten(1).T, key, place, table, width)
 
         def keys() -> tuple[Tensor, Tensor]:
-            key = torch.add(on_edges(rows, labels), rows.source, alpha=width)
-            key = key.reshape(-1, rows.num_edges).T
+            labels = data.index_select(-1, rows.row)
+            key = torch.add(labels, rows.source, alpha=width).reshape(-1, rows.num_edges).T
             return key, torch.arange(len(key), device=key.device)
 
-        key, place = rows.last_keys.get((labels, width), keys)
-        return cls(rows.ptr, log_weight.T, key, place, alpha.movedim(0, -1), 1)
-
-    @classmethod
-    def of(cls, rows: Neighborhood, entries: Entries) -> "TwoBlocks":
-        size, alpha = entries.num_classes, entries.alpha
-        if entries.observed:
-            table = _table(rows, entries)
-            return cls.of_labels(rows, entries.log_attention, table, entries.data)
-        weight = entries.log_attention[..., None] + edge_evidence(rows, entries.data)
-        labels = torch.arange(size, device=rows.device)
-        key = torch.add(labels, rows.source[:, None], alpha=size).view(-1, 1)
-        place = torch.arange(len(key), device=key.device)
-        return cls(rows.ptr * size, weight.flatten(1).T, key, place, alpha.movedim(0, -1), size)
+        key, place = rows.last_keys.get((data, width), keys)
+        return cls(rows.ptr, log_attention.T, key, place, table, 1)
 
     @torch.no_grad()
     def sweep(self, numbers: Tensor, num_sweeps: int) -> list[Tensor]:
@@ -106,18 +99,3 @@ class TwoBlocks(NamedTuple):
         if self.key.shape[1] == 1:
             return rows_at(values, self.key[:, 0])
         return values.gather(0, self.key)
-
-
-def _table(rows: Neighborhood, entries: Entries) -> Tensor:
-    """``(b, num_sources, C + 1)``: concentrations of the labels of a source's edges, and in the
-    last column of all other labels together."""
-    size, labels = entries.num_classes + 1, on_edges(rows, entries.data)
-    key = torch.add(labels, rows.source, alpha=size)
-    batch = max(len(part) for part in (key, entries.alpha, entries.total))
-    parts = key, rows.source[None], entries.alpha, entries.total
-    key, source, alpha, total = (part.expand(batch, -1) for part in parts)
-    table = alpha.new_zeros(batch, rows.num_sources * size).scatter_(1, key, alpha)
-    table = table.view(batch, -1, size)
-    whole = alpha.new_ones(batch, rows.num_sources).scatter_(1, source, total)
-    table[..., -1] = (whole - table.sum(-1)).clamp(min=0)
-    return table
