@@ -160,9 +160,9 @@ def _factor(start, end, steps):
 
 
 @_compiled
-def _anneal(first, last, table, inputs, ends, uniforms, done, size, edges, labels, gains, rises):
-    # Some of all sweeps. The second half is in reverse.
-    (single, ptr, source), counts = inputs[:3], np.zeros_like(table)
+def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains, rises):
+    # Rows are taken in reverse in the second half of the sweeps.
+    (single, ptr, source), counts, size = inputs[:3], np.zeros_like(table), len(uniforms)
     for b in range(first, last):
         start, end = _of(b, inputs), _of(b, ends)
         steps = (
@@ -171,22 +171,21 @@ def _anneal(first, last, table, inputs, ends, uniforms, done, size, edges, label
             _factor(start.total, end.total, size + 1),
             _factor(start.likelihood, end.likelihood, size + 1),
         )
-        one = start.attention * steps[0] ** done, start.alpha * steps[1] ** done
-        two = start.total * steps[2] ** done, start.labels, start.likelihood * steps[3] ** done
-        now = _Inputs(single, ptr, source, *one, *two)
+        one = start.attention.copy(), start.alpha.copy(), start.total.copy()
+        now = _Inputs(single, ptr, source, *one, start.labels, start.likelihood.copy())
         at, to = edges[b], labels[b]
         below, rises[b] = _log_joint(now, counts, at, to), -_log_joint(end, counts, at, to)
         gains[b] = below + rises[b]
         _count(ptr, source, at, to, table)
-        for sweep in range(done, done + len(uniforms)):
+        for sweep in range(size):
             gains[b] -= below
             now.attention[:] *= steps[0]
             now.alpha[:] *= steps[1]
             now.total[:] *= steps[2]
             now.likelihood[:] *= steps[3]
             gains[b] += _log_joint(now, counts, at, to)
-            step, numbers = 1 if 2 * sweep < size else -1, uniforms[sweep - done, b]
-            _rows(True, step, now, table, numbers, at, to, ())
+            step = 1 if 2 * sweep < size else -1
+            _rows(True, step, now, table, uniforms[sweep, b], at, to, ())
             below = _log_joint(now, counts, at, to)
         above = _log_joint(end, counts, at, to)
         gains[b] += above - below
@@ -268,11 +267,11 @@ def sweep(rows, entries, draw, uniforms):
 
 
 @opaque
-def anneal(rows, start, end, draw, uniforms, done, num_sweeps):
-    """See :func:`pyro_nmm.ops.annealing.anneal`: its sweeps from number ``done`` on, with uniforms
-    ``(S, B, num_rows)``. Weights of all parts add up. Cost: :math:`O(S B E C)`."""
+def anneal(rows, start, end, draw, uniforms):
+    """See :func:`pyro_nmm.ops.annealing.anneal`; with uniforms ``(S, B, num_rows)``. Cost:
+    :math:`O(S B E C)`."""
     edges, labels = (_array(t).copy() for t in draw[:2])
     outputs = edges, labels, np.empty(len(edges)), np.empty(len(edges))
-    inputs = _inputs(rows, end), _array(uniforms), done, num_sweeps, *outputs
+    inputs = _inputs(rows, end), _array(uniforms), *outputs
     _run_entries(_anneal, rows, start, len(edges), *inputs, sweeps=len(uniforms))
     return _tensors(rows, *outputs)

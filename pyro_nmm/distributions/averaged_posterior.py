@@ -93,12 +93,12 @@ class AveragedPosterior(Posterior):
                 value[draws] = member.sample((len(draws),), nodes)
         return value.view(*shape, len(nodes))
 
-    def predict(self, nodes: Tensor | None = None, method="marginal", generator=None) -> Tensor:
+    def predict(self, nodes: Tensor | None = None, method: str = "marginal") -> Tensor:
         """:meth:`Posterior.predict`, but ``"sequential"``, which continues one member alone."""
         if method == "sequential":
             cure = "take posterior.members[0], or ask for the fitted parameters, num_draws=0"
             raise ValueError(f"method='sequential' needs one draw of the parameters: {cure}")
-        return super().predict(nodes, method, generator)
+        return super().predict(nodes, method)
 
 
 def _mean(tables: list[Tensor]) -> Tensor:

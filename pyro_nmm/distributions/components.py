@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from pyro_nmm import compiled
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood, compact
@@ -17,15 +18,8 @@ from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 
 
 class Components:
-    r"""``T`` weighted choices of the observed nodes.
-
-    :param Tensor alpha: ``(N, C)`` concentrations of the prior.
-    :param Tensor nodes: ``(n,)`` observed node ids.
-    :param Tensor labels: ``(n,)`` the labels that they borrowed; ``(T, n)`` if components differ.
-    :param Tensor choices: ``(T, n)`` their choices as node ids.
-    :param Tensor log_weights: ``(T,)`` up to a constant.
-    :param Tensor shown: the labels of the nodes, of the same shapes; default the borrowed ones.
-    """
+    """``T`` weighted choices ``(T, n)`` of the observed nodes ``(n,)``, and the labels that they
+    borrowed, ``(n,)``, or ``(T, n)`` if components differ. ``shown`` are the nodes' own labels."""
 
     def __init__(
         self,
@@ -157,14 +151,17 @@ class Components:
         they borrow; ``(T,)`` sums of their terms ``f`` if ``weighted``."""
         order = torch.randperm(len(nodes), device=nodes.device)
         part = parameters.of_rows(parameters.hood.take(nodes[order]))
-        entries = part.entries(labels[order])
+        data = (
+            labels[order] if part.channel.keeps else part.channel.evidence(part.hood, labels[order])
+        )
+        log_attention = part.hood.log_softmax(part.logits)[None]
         rows, sources = compact(part.hood)
         chosen, borrowed, gains = [], [], []
         numbers = len(sources) * self.alpha.shape[-1] + rows.num_edges + len(self.nodes)
         for block in blocks(len(self), numbers):
             none = not len(self.nodes)  # then all components have the prior's
             alpha = self.alpha[sources][None] if none else self.concentrations(sources, block)
-            some = entries_of(rows, alpha, entries.log_attention, entries.data)
+            some = entries_of(rows, alpha, log_attention, data[None])
             draw = draw_entries(rows, some, uniforms_of(rows, block.stop - block.start))
             chosen.append(sources[rows.source[draw.edges]])
             borrowed.append(draw.labels)
@@ -177,6 +174,24 @@ class Components:
 def of_components(labels: Tensor, part: slice | Tensor) -> Tensor:
     """Labels of some components; labels ``(n,)`` that all components share as they are."""
     return labels[part] if labels.dim() == 2 else labels
+
+
+@torch.no_grad()
+def predict_in_turn(parameters: Parameters, components: Components, order: Tensor) -> Tensor:
+    r"""``(n,)``: labels of unobserved nodes in an order, by the rule at the end of the paper's
+    section 3.6: each is the mode of :math:`p(y_i \mid y_\tau, \hat y_{<i})`, and every component
+    draws a choice for it. Cost: :math:`O(T E C)`, memory :math:`O(T M C)` for ``M`` neighbours."""
+    part = parameters.of_rows(parameters.hood.take(order))
+    rows, sources = compact(part.hood)
+    size = len(sources), len(components), part.num_classes + 1
+    counts = torch.zeros(size, dtype=torch.int32, device=order.device)
+    place, occurs = Places(sources).find(components.choices)
+    labels = components.labels.expand_as(place)[occurs]
+    first = (place[occurs] * size[1] + occurs.nonzero()[:, 0]) * size[2]
+    index = torch.cat([first + labels, first + size[2] - 1])
+    counts.view(-1).index_add_(0, index, torch.ones_like(index, dtype=counts.dtype))
+    given = part.attention, components.alpha[sources], components.weights
+    return compiled.predict(rows, *given, uniforms_of(rows, len(components)), counts)
 
 
 def all_latents(alpha: Tensor, logits: Tensor, rows: Neighborhood, evidence: Tensor) -> Components:

@@ -4,12 +4,14 @@
 """What both conditionals are: draws in an order, Gibbs sweeps, and the bound with its gradient."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from pyro.distributions.score_parts import ScoreParts
 from pyro.infer import RenyiELBO
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
+from torch.distributions import constraints
 
 from pyro_nmm import compiled
 from pyro_nmm.arguments import as_expected, as_member, check_integers
@@ -17,6 +19,7 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.consumers import consumer
 from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.distributions.factors import Neighbors
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
@@ -74,6 +77,10 @@ class Conditional(GraphDistribution):
         if self._validate_args:
             parameters.check_values()
 
+    @constraints.dependent_property(is_discrete=True)
+    def support(self):
+        return Neighbors(self.observed_rows, self.num_classes if self.latent else None)
+
     @derived
     def _position(self) -> Tensor:
         # Of a random order; on a device not before it is asked for: two blocks need none.
@@ -128,29 +135,27 @@ class Conditional(GraphDistribution):
         batch = value.shape[: value.dim() - len(self.event_shape)]
         return torch.broadcast_shapes(batch, self.batch_shape)
 
-    def _whole(self, value: Tensor, shape: Size) -> Tensor:
-        """Samples ``(B, ..., n)`` of one batch dimension."""
+    def _found(self, value: Tensor, shape: Size, rows: Neighborhood) -> tuple[Draw, Tensor]:
+        """The draw of ``rows``, in the order or not, that yields samples, and a mask of samples
+        that no row can make."""
         flat = flatten(value, shape, len(self.event_shape))
-        return flat.expand(shape.numel(), *self.event_shape)
+        flat = flat.expand(shape.numel(), *self.event_shape)
+        if rows is not self.observed_rows:
+            flat = flat.index_select(-1, self._position)
+        edges = rows.find(flat[:, 0] if self.latent else flat)
+        wrong = edges < 0
+        if self.latent:
+            labels, last = flat[:, 1], self.num_classes - 1
+            wrong, labels = wrong | (labels < 0) | (labels > last), labels.clamp(0, last)
+        else:
+            (labels,), _ = untracked(flatten(self.data_of(rows), shape))
+        return Draw(edges.clamp(min=0), labels.expand_as(edges)), wrong
 
-    def _found(self, rows: Neighborhood, value: Tensor) -> tuple[Draw, Tensor]:
-        """Edges and latent labels of samples ``(B, ..., n)``, and which of them no row can make."""
-        if not self.latent:
-            edges = rows.find(value)
-            return Draw(edges.clamp(min=0), edges), edges < 0
-        choices, labels = value.unbind(1)
-        edges = rows.find(choices)
-        wrong = (edges < 0) | (labels < 0) | (labels >= self.num_classes)
-        return Draw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
-
-    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
-        """The draw that yields samples, and a mask of samples that no row can make."""
-        in_order = self._whole(value, shape).index_select(-1, self._position)
-        draw, wrong = self._found(self.rows, in_order)
-        if not self.latent:
-            (labels,), _ = untracked(flatten(self._entries.data, shape))
-            draw = draw._replace(labels=labels.expand_as(draw.edges))
-        return draw, wrong
+    def _states(self, value: Tensor, shape: Size, rows: Neighborhood) -> Draw:
+        draw, wrong = self._found(value, shape, rows)
+        if wrong.any():
+            raise ValueError("value must hold choices of neighbours, and labels of the field")
+        return draw
 
     def _columns(self, draw: Draw, shape: Size) -> Tensor:
         """A draw as samples, columns in ascending node id."""
@@ -199,7 +204,7 @@ class Conditional(GraphDistribution):
         (value,), provenance = untracked(value)
         shape = self._shape_of(value)
         if compiled.runs_on(self.hood.device):
-            draw, entries = self._states(value, shape), self._constants(shape)
+            draw, entries = self._states(value, shape, self.rows), self._constants(shape)
             for part in blocks(num_sweeps, draw.edges.numel()):
                 uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
                 draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
@@ -209,16 +214,10 @@ class Conditional(GraphDistribution):
             swept = self.values_of(numbers).view(*shape, *self.event_shape)
         return track_provenance(swept, provenance)
 
-    def _states(self, value: Tensor, shape: Size) -> Draw:
-        draw, wrong = self._located(value, shape)
-        _refuse(wrong)
-        return draw
-
     @torch.no_grad()
     def numbers(self, value: Tensor, shape: Size) -> Tensor:
         """``(B, n)``: entries of observed rows that samples chose, edge after edge."""
-        draw, wrong = self._found(self.observed_rows, self._whole(value, shape))
-        _refuse(wrong)
+        draw = self._states(value, shape, self.observed_rows)
         return numbers_of(draw, self.num_classes if self.latent else 1)
 
     @torch.no_grad()
@@ -253,7 +252,7 @@ class Conditional(GraphDistribution):
         :mod:`pyro_nmm.ops.annealing`: samples, and weights of the batch shape."""
         shape = self._shape_of(value)
         start, stop = self._constants(shape), end._constants(shape)
-        found = anneal(self.rows, start, stop, self._states(value, shape), num_sweeps)
+        found = anneal(self.rows, start, stop, self._states(value, shape, self.rows), num_sweeps)
         value = self._columns(found.states, shape)
         return Annealed(value, found.gain.view(shape), found.rise.view(shape))
 
@@ -267,8 +266,8 @@ class Conditional(GraphDistribution):
             \log \hat p(y) = \log \frac{1}{P} \sum_{p=1}^P \prod_i e^{f_i^{(p)}}, \qquad
             E[\hat p(y)] = p(y) .
 
-        So the estimate is a lower bound on average, and tighter than the mean of
-        :meth:`log_terms`. It is far too low if many labels correlate: see :meth:`path_likelihood`.
+        It is a lower bound on average, tighter than the mean of :meth:`log_terms`, and far too low
+        if many labels correlate: see :meth:`path_likelihood`.
 
         >>> from pyro_nmm import NeighborMixture
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
@@ -296,26 +295,26 @@ class Conditional(GraphDistribution):
         self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3
     ) -> PathEstimate:
         """:meth:`NeighborMixture.path_likelihood`, for each element of the batch."""
-        shape = self.batch_shape
-        entries = self._constants(shape)
-        estimate = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)
-        value, error = (part.to(self.logits.dtype).expand(shape.numel()) for part in estimate)
-        return PathEstimate(value.view(shape), error.view(shape))
+        entries, shape = self._constants(self.batch_shape), self.batch_shape
+        found = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)
+        flat = (part.to(self.logits.dtype).expand(shape.numel()) for part in found)
+        return PathEstimate(*(part.view(shape) for part in flat))
 
     def _evaluate(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """``(..., n)`` twice: terms and log-probabilities of choices. A guide asks for density and
         score of the same draw, with and without a plate's batch."""
         shape = self._shape_of(value)
-        question = value, shape, torch.is_grad_enabled()
-        return self._last_values.get(question, lambda: self._terms(value, shape))
 
-    def _terms(self, value: Tensor, shape: Size) -> tuple[Tensor, Tensor]:
-        draw, wrong = self._last_draw.get((value, shape), lambda: self._located(value, shape))
-        terms, log_choice = predictive(self.rows, self._flat(shape), draw)
-        if wrong is not None:
-            log_choice = log_choice.masked_fill(wrong, -torch.inf)
-        full = *shape, self.rows.num_rows
-        return terms.view(full), log_choice.view(full)
+        def terms() -> tuple[Tensor, Tensor]:
+            find = partial(self._found, value, shape, self.rows)
+            draw, wrong = self._last_draw.get((value, shape), find)
+            found, log_choice = predictive(self.rows, self._flat(shape), draw)
+            if wrong is not None:
+                log_choice = log_choice.masked_fill(wrong, -torch.inf)
+            full = *shape, self.rows.num_rows
+            return found.view(full), log_choice.view(full)
+
+        return self._last_values.get((value, shape, torch.is_grad_enabled()), terms)
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log q` of samples, columns in ascending node id."""
@@ -368,8 +367,3 @@ class Conditional(GraphDistribution):
         component = self.observed_rows.components().index_select(0, self._position)
         flat = terms.reshape(-1, self.rows.num_rows)
         return costs_to_go(component, flat).view(terms.shape)
-
-
-def _refuse(wrong: Tensor) -> None:
-    if wrong.any():
-        raise ValueError("value must hold choices of neighbours, and labels of the field")

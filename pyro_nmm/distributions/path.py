@@ -42,11 +42,6 @@ class PathEstimate(NamedTuple):
     #: of the chains' ways down and up, which differ by noise and lag, and of Simpson's rule
     standard_error: Tensor
 
-    def less(self, other: "PathEstimate") -> "PathEstimate":
-        """The difference of independent estimates, such as a conditional log-probability."""
-        value = self.log_likelihood - other.log_likelihood
-        return PathEstimate(value, self.standard_error.hypot(other.standard_error))
-
 
 @torch.no_grad()
 def path_likelihood(

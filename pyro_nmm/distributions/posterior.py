@@ -13,9 +13,8 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm.arguments import as_set, as_shape, as_tensor, check_integers, check_mask
 from pyro_nmm.blocks import blocks
-from pyro_nmm.distributions.components import Components, of_components
+from pyro_nmm.distributions.components import Components, of_components, predict_in_turn
 from pyro_nmm.distributions.parameters import Parameters
-from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.graph_arguments import (
     as_nodes,
     check_label_range,
@@ -87,15 +86,6 @@ class Posterior:
     def __repr__(self) -> str:
         sizes = f"num_observed={len(self.nodes)}, num_components={len(self.components)}"
         return f"{type(self).__name__}(hood={self.hood}, {sizes}, is_exact={self.is_exact})"
-
-    @property
-    def states(self) -> Tensor:
-        """``(T, 2, n)``: choices and borrowed labels of the observed nodes in each component, as
-        samples of :class:`EvidenceConditional`, with weights in :attr:`log_weights`.
-        """
-        labels = self.components.labels.expand_as(self.components.choices)
-        both = torch.stack([self.components.choices, labels], 1)
-        return both.index_select(-1, self.nodes.argsort())
 
     @torch.no_grad()
     def condition(
@@ -267,42 +257,33 @@ class Posterior:
             parts.append(log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf).logsumexp(0))
         return torch.stack(parts).logsumexp(0).view(labels.shape[:-1])
 
-    def predict(
-        self, nodes: Tensor | None = None, method: str = "marginal", generator=None
-    ) -> Tensor:
-        r"""Predicted labels.
+    def predict(self, nodes: Tensor | None = None, method: str = "marginal") -> Tensor:
+        r"""``(K,)``: predicted labels of distinct nodes ``(K,)``, default all; observed ones stay.
 
         * ``"marginal"``: the mode of each node's own marginal.
         * ``"joint"``: the joint mode of a small set of nodes, over all :math:`C^K` labellings.
         * ``"sequential"``: node after node, the most certain first, each given all earlier ones.
           Linear in the edges and in the components: condition with some dozens of ``num_samples``.
-
-        :param Tensor nodes: ``(K,)`` distinct node ids, default all; observed labels stay.
-        :param torch.Generator generator: the source of randomness of ``"sequential"``.
-        :return: ``(K,)`` labels.
         """
-        nodes, labels = as_nodes(self.hood, nodes), self.labels.clone()
+        nodes, labels, size = as_nodes(self.hood, nodes), self.labels.clone(), self.num_classes
         # Labels that differ between components have a mode too, jointly with others.
         joint = self.components.latent and method == "joint"
         free = nodes if joint else nodes[~self.observed[nodes]]
-        if method == "marginal":
-            labels[free] = self._marginals(self.hood.take(free)).argmax(-1)
-        elif method == "joint" and len(free):
-            size = self.num_classes
+        if method not in ("marginal", "joint", "sequential"):
+            raise ValueError(f"method must be 'marginal', 'joint' or 'sequential', got {method!r}")
+        if method == "sequential" and not self.channel.keeps:
+            raise ValueError("method='sequential' is for edges that keep labels: use 'marginal'")
+        if method == "joint" and len(free):
             if size ** len(free) > enumeration.MAX_CHOICES:
                 number = f"{size}^{len(free)} labellings of nodes"
                 raise ValueError(f"method='joint' would compare {number}: use method='sequential'")
             every = enumeration.enumerate_labels(len(free), size, free.device)
             labels[free] = every[self.log_marginal(free, every).argmax()]
-        elif method == "sequential" and not self.channel.keeps:
-            raise ValueError("method='sequential' is for edges that keep labels: use 'marginal'")
-        elif method == "sequential" and len(free):
-            certainty = self._marginals(self.hood.take(free)).max(-1).values
-            order = free[certainty.argsort(descending=True, stable=True)]
-            components = self.components
-            labels[order] = predict_in_turn(self.hood, self.logits, components, order, generator)
-        elif method not in ("joint", "sequential"):
-            raise ValueError(f"method must be 'marginal', 'joint' or 'sequential', got {method!r}")
+        elif len(free):
+            certainty, labels[free] = self._marginals(self.hood.take(free)).max(-1)
+            if method == "sequential":
+                order = free[certainty.argsort(descending=True, stable=True)]
+                labels[order] = predict_in_turn(self.parameters, self.components, order)
         return labels[nodes]
 
     @torch.no_grad()

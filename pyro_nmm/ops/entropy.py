@@ -35,15 +35,10 @@ def entropy_bound(
 def entropy_samples(
     rows: Neighborhood, alpha: Tensor, attention: Tensor, edges: Tensor, labels: Tensor
 ) -> Tensor:
-    r"""``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``, with
-
-    .. math::
-
-        \nabla \, \approx \sum_i \nabla h_i + \sum_i \sum_{j, k} \nabla \pi_i(j, k) \, D_i(j, k) ,
-
-    where :math:`D_i(j, k)` is the direct effect of one count on later :math:`h`. Cost: :math:`O(B E
-    C)`, and :math:`O(B E C^2)` with gradients.
-    """
+    r"""``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``. The gradient is
+    :math:`\sum_i \nabla h_i + \sum_{ijk} \nabla \pi_i(j, k) \, D_i(j, k)`, with :math:`D_i(j, k)`
+    the direct effect of one count on later :math:`h`. Cost: :math:`O(B E C^2)`, without gradients
+    :math:`O(B E C)`."""
     derives = torch.is_grad_enabled() and (alpha.requires_grad or attention.requires_grad)
     if compiled.runs_on(rows.device):
         inputs = alpha, attention, rows, edges, labels

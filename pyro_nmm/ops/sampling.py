@@ -57,11 +57,11 @@ SWEEPS = 4
 def draw_by_sweeps(rows: Neighborhood, entries: Entries, uniforms: Tensor) -> Draw:
     """The sequential draw as a fixed point, on any device. Cost: :math:`O(B E)` a sweep."""
     wide = Wide(rows, entries)
-    numbers, *counts = _draw_entries(wide, uniforms)
+    numbers, *counts = _draw_wide(wide, uniforms)
     return wide.split(numbers)._replace(counts=wide.as_counts(*counts))
 
 
-def _draw_entries(wide: Wide, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _draw_wide(wide: Wide, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Numbers of entries, and the counts that every entry saw, by label and of all labels."""
     rows, num_classes, labels = wide.rows, wide.num_classes, wide.labels
     attention = wide.log_weight.double().exp()
@@ -93,12 +93,6 @@ def _draw_entries(wide: Wide, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return edges, same, every
 
 
-def unchanged(sweep: int, *pairs: tuple[Tensor, Tensor]) -> bool:
-    """Whether a sweep changed nothing; on a GPU, which waits for the answer, at every fourth."""
-    step = 1 if pairs[0][0].device.type == "cpu" else SWEEPS
-    return sweep % step == 0 and all(torch.equal(new, old) for new, old in pairs)
-
-
 def settle(
     rows: Neighborhood,
     groups: ChoiceGroups,
@@ -109,11 +103,12 @@ def settle(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Chosen edges ``(B, num_rows)``, and the counts of earlier rows that their edges saw."""
     edges, sweep = pick(rows, attention * (alpha / total), uniforms), 0
+    step = 1 if edges.device.type == "cpu" else SWEEPS  # a GPU waits for the answer
     while True:
         same, every = groups.earlier(indicator(edges, rows.num_edges))
         new = pick(rows, attention * ((alpha + same) / (total + every)), uniforms)
         sweep += 1
-        if unchanged(sweep, (new, edges)):
+        if sweep % step == 0 and torch.equal(new, edges):
             return edges, same, every
         edges = new
 
@@ -152,17 +147,10 @@ def draw_given_choices(alpha: Tensor, choices: Tensor) -> Tensor:
 
 @torch.no_grad()
 def draw_from_urns(alpha: Tensor, choices: Tensor, known: Tensor | None = None) -> Tensor:
-    r"""``(..., n)``: labels of :math:`p(y \mid c)` without any label distribution. The entry of
-    rank
-    :math:`t` among those that chose :math:`j`, counted from zero,
-
-    .. math::
-
-        \text{copies one of the } t \text{ earlier labels with probability }
-        \frac{t}{A_j + t}, \qquad \text{or else is drawn from } \alpha_j / A_j .
-
-    The first labels ``known``, ``(..., m)``, stay. Cost: :math:`O(n (C + \log n))`.
-    """
+    r"""``(..., n)``: labels of :math:`p(y \mid c)` without any label distribution. Of the entries
+    that chose :math:`j`, that of rank ``t`` copies one of the ``t`` earlier labels with probability
+    :math:`t / (A_j + t)`, or else draws from :math:`\alpha_j / A_j`. The first labels ``known``,
+    ``(..., m)``, stay. Cost: :math:`O(n (C + \log n))`."""
     groups = Groups(choices.reshape(-1, choices.shape[-1]), alpha.shape[-2])
     total = gather(alpha.sum(-1), choices).flatten()
     rank = groups.rank - groups.first

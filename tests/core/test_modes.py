@@ -48,7 +48,6 @@ QUERIES = {
     "restrict": lambda mix, y: mix.hood.restrict(OBSERVED).edge,
     "marginals": lambda mix, y: mix.marginals(),
     "pairwise": lambda mix, y: mix.pairwise(PAIRS),
-    "node_log_probs": lambda mix, y: mix.node_log_probs(y),
     "log_prob": lambda mix, y: mix.log_prob(y),
     "log_marginal": lambda mix, y: mix.log_marginal(PAIRS[0], y[PAIRS[0]]),
     "elbo": lambda mix, y: mix.elbo(y),
@@ -129,7 +128,7 @@ def test_single_precision_is_close_to_double(kernels):
     hood, alpha, logits, y = extreme()
     mix = NeighborMixture(hood, alpha, logits)
     wide = NeighborMixture(hood, alpha.double(), logits.double())
-    for name in ("marginals", "pairwise", "node_log_probs", "conditional", "labels", "urn"):
+    for name in ("marginals", "pairwise", "conditional", "labels", "urn"):
         if name in ("conditional", "labels"):
             order, c = torch.arange(60), mix.choices(y, order=torch.arange(60)).sample((5,))
             method = "log_prob" if name == "conditional" else "log_terms"
