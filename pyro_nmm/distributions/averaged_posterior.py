@@ -46,8 +46,7 @@ class AveragedPosterior(Posterior):
         if not self.members:
             raise ValueError("members must hold a posterior at least")
         first = self.members[0]
-        parts = first.hood, first.logits, first.components, first.channel
-        super().__init__(*parts, is_exact=False, weighted=False)
+        super().__init__(first.components, is_exact=False, weighted=False)
         sizes = [(p.hood.num_nodes, p.hood.num_edges, p.num_classes) for p in self.members]
         if other := [size for size in sizes if size != sizes[0]]:
             got = f"(nodes, edges, labels) {sizes[0]} and {other[0]}"

@@ -186,10 +186,10 @@ class EvidenceConditional(Conditional):
             raise ValueError("num_sweeps needs num_samples chains, which have equal weights")
         values = self.alpha.detach(), self.logits.detach(), self.data.detach()
         alpha, logits, *_ = posterior_values(*values, self.order)
+        parameters = Parameters(self.hood, alpha, logits)
         if num_samples is None:
             evidence = self.data_of(self.observed_rows).detach()
-            components = all_latents(alpha, logits, self.observed_rows, evidence)
-            return Posterior(self.hood, logits, components, is_exact=True)
+            return Posterior(all_latents(parameters, self.observed_rows, evidence), is_exact=True)
         rows, chains, draw = self.rows, None, self._draw(Size([num_samples]))
         entries = self._flat(Size([1])).map(Tensor.detach)
         if num_sweeps:
@@ -199,5 +199,5 @@ class EvidenceConditional(Conditional):
         choices, log_weights = rows.source[draw.edges], alpha.new_zeros(len(draw.edges))
         if weighted:
             log_weights = predictive(rows, entries, draw)[0].sum(-1)
-        components = Components(entries.alpha[0], rows.nodes, draw.labels, choices, log_weights)
-        return Posterior(self.hood, logits, components, weighted=weighted, chains=chains)
+        components = Components(parameters, rows.nodes, draw.labels, choices, log_weights)
+        return Posterior(components, weighted=weighted, chains=chains)

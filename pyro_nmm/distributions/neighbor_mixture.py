@@ -336,7 +336,9 @@ class NeighborMixture(GraphDistribution):
         :raises ValueError: for a batch, a large sum, and values of sites in ``TraceGraph_ELBO``.
         """
         check_plain("condition", self.batch_shape)
-        return self.prior().condition(y, observed, num_samples, weighted or num_samples is None)
+        prior = self.prior()
+        prior.weighted = weighted or num_samples is None
+        return prior.condition(y, observed, num_samples)
 
     def prior(self, num_samples: int | None = None) -> Posterior:
         """This distribution as a posterior without observed labels: exact, or ``num_samples`` equal
@@ -345,8 +347,9 @@ class NeighborMixture(GraphDistribution):
         check_plain("prior", self.batch_shape)
         plain = self.alpha.detach(), self.logits.detach(), self.channel.detach()
         alpha, logits, channel = posterior_values(*plain)
-        components, exact = Components.prior(alpha), num_samples is None
+        parameters, exact = Parameters(self.hood, alpha, logits, channel), num_samples is None
+        components = Components.prior(parameters)
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)
             components = components.resampled(num_samples)
-        return Posterior(self.hood, logits, components, channel, is_exact=exact, weighted=exact)
+        return Posterior(components, is_exact=exact, weighted=exact)

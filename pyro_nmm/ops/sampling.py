@@ -68,24 +68,20 @@ def _draw_wide(wide: Wide, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     size = BLOCK.get(rows.device.type, rows.num_rows)
     if rows.num_rows <= size:
         return settle(rows, wide.groups, attention, wide.alpha, wide.total, uniforms)
-    by_label = rows.source * num_classes + labels
-    keys, sizes = (rows.source, by_label), (rows.num_sources, rows.num_sources * num_classes)
-    if sizes[1] > rows.num_edges:  # only labels that occur at a node get a place
-        offset = sizes[1] * torch.arange(len(labels), device=rows.device)[:, None]
-        _, places = (by_label + offset).unique(return_inverse=True)
-        places = places - places.amin(1, keepdim=True)
-        keys, sizes = (rows.source, places), (rows.num_sources, int(places.max()) + 1)
-    tables = [torch.zeros(len(uniforms), n, dtype=torch.int32, device=rows.device) for n in sizes]
+    first_key = rows.source * (num_classes + 1)
+    keys, number = (first_key + num_classes, first_key + labels), len(uniforms)
+    size_of_table = number, rows.num_sources * (num_classes + 1)
+    table = torch.zeros(size_of_table, dtype=torch.int32, device=rows.device)
     parts, ends = [], [*rows.ptr[::size].tolist(), rows.num_edges]
     blocks = torch.arange(rows.num_rows, device=rows.device).split(size)
     for block, first, last in zip(blocks, ends, ends[1:], strict=False):
         part, span = rows.take(block, last - first), slice(first, last)
-        near = [key.expand(len(uniforms), -1)[:, span] for key in keys]
-        every, same = (table.gather(1, key) for table, key in zip(tables, near, strict=True))
+        near = [key.expand(number, -1)[:, span] for key in keys]
+        every, same = (table.gather(1, key) for key in near)
         alpha, total = wide.alpha[:, span] + same, wide.total[:, span] + every
         groups = ChoiceGroups(part, labels[:, span], num_classes, wide.size)
         edges, *more = settle(part, groups, attention[:, span], alpha, total, uniforms[:, block])
-        for table, key in zip(tables, near, strict=True):
+        for key in near:
             chosen = key.gather(1, edges)
             table.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=table.dtype))
         parts.append((edges + first, same + more[0], every + more[1]))
