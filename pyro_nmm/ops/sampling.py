@@ -160,16 +160,12 @@ def draw_from_urns(alpha: Tensor, choices: Tensor, known: Tensor | None = None) 
     origin = torch.where(copies, earlier, torch.arange(len(rank), device=rank.device))
     while not torch.equal(further := origin[origin], origin):  # twice as far each time
         origin = further
-    labels = _draw_labels(alpha, choices[..., first:])
-    if known is not None:
-        labels = torch.cat([known.expand(*choices.shape[:-1], -1), labels], -1)
-    return labels.flatten()[origin].view_as(choices)
-
-
-def _draw_labels(alpha: Tensor, nodes: Tensor) -> Tensor:
-    """``(..., n)``: independent labels of nodes ``(..., n)``, by ``alpha`` ``(N, C)``."""
+    nodes = choices[..., first:]
     flat = nodes.flatten()
     labels = torch.empty_like(flat)
     for part in blocks(len(flat), alpha.shape[-1]):
         labels[part] = alpha.index_select(0, flat[part]).multinomial(1)[:, 0]
-    return labels.view_as(nodes)
+    labels = labels.view_as(nodes)
+    if known is not None:
+        labels = torch.cat([known.expand(*choices.shape[:-1], -1), labels], -1)
+    return labels.flatten()[origin].view_as(choices)

@@ -71,31 +71,20 @@ class TwoBlocks(NamedTuple):
         (num_sources, width), number = self.alpha.shape[:2], len(numbers)
         cells, num_entries = num_sources * width, len(self.place)
         alpha = self.alpha.expand(-1, -1, number).flatten(0, 1)
-        state, states = numbers.T, []
+        state, states, shared = numbers.T, [], self.key.shape[1] == 1
         for part in blocks(num_sweeps, number * (cells + num_entries)):
             size = part.stop - part.start, cells + num_entries, number
             noise = alpha.new_empty(size).exponential_()
             races = self.log_weight - noise[:, cells:].log()
             for k in range(size[0]):
-                shape = alpha.scatter(0, self._at(state), 1.0, reduce="add")
+                at = self.key[:, 0][state] if shared else self.key.gather(0, state)
+                shape = alpha.scatter(0, at, 1.0, reduce="add")
                 gamma = torch._standard_gamma(shape + 1).log_()
                 log_z = gamma.addcdiv_(noise[k, :cells], shape, value=-1)
                 log_z = log_z.view(num_sources, width, number).log_softmax(1).flatten(0, 1)
-                score = self._of_entries(log_z) + races[k]
+                z = rows_at(log_z, self.key[:, 0]) if shared else log_z.gather(0, self.key)
                 # Of ties, and of numbers that are none, it takes an entry of the row.
-                bags = score, self.place, self.ptr
+                bags = z + races[k], self.place, self.ptr
                 state = embedding_bag(*bags, mode=2, include_last_offset=True)[3]
                 states.append(state.T)
         return states
-
-    def _at(self, numbers: Tensor) -> Tensor:
-        """Keys of entries ``(num_rows, B)``."""
-        if self.key.shape[1] == 1:
-            return self.key[:, 0][numbers]
-        return self.key.gather(0, numbers)
-
-    def _of_entries(self, values: Tensor) -> Tensor:
-        """``(num_entries, B)``: values ``(num_sources * W, B)`` at all keys."""
-        if self.key.shape[1] == 1:
-            return rows_at(values, self.key[:, 0])
-        return values.gather(0, self.key)
