@@ -80,7 +80,7 @@ def main(args) -> list[dict]:
                 marginals = [field.marginals(), found.marginals]
             else:
                 with torch.no_grad():
-                    entropy = found.entropy_bound(512, "reward_to_go", order).mean()
+                    entropy = found.entropy_bound(512, order).mean()
                     bound = -entropy - field.expected_potential(found)
                 row[name]["KL"] = bound.item() + log_z
                 marginals.append(found.marginals())

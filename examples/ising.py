@@ -41,7 +41,7 @@ def main(args) -> dict:
         progress=partial(progress_bar, desc="NMM"),
     )  # fmt: skip
     with torch.no_grad():
-        entropy = mix.entropy_bound(512, "reward_to_go", order).mean()
+        entropy = mix.entropy_bound(512, order).mean()
         bound = -entropy - field.expected_potential(mix)
 
     result = {}

@@ -48,7 +48,7 @@ def with_error(samples: Tensor) -> tuple[float, float]:
 @torch.no_grad()
 def loss(mix: NeighborMixture, field: PairwiseMRF, order: Tensor, num_samples: int, chunk: int):
     """The bound's loss E[log p(y, c) / q(c | y) - log p*(y)], and its standard error."""
-    parts = [mix.entropy_bound(chunk, "reward_to_go", order) for _ in range(num_samples // chunk)]
+    parts = [mix.entropy_bound(chunk, order) for _ in range(num_samples // chunk)]
     return with_error(-torch.cat(parts).double() - field.expected_potential(mix).double())
 
 

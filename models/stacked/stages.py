@@ -65,8 +65,7 @@ class StagedPosterior(Posterior):
 
     def __init__(self, formula: Formula, data: GraphScores, block: Tensor) -> None:
         [first] = posteriors([formula], data, NUM_SAMPLES)
-        parts = first.hood, first.logits, first.components, first.channel
-        super().__init__(*parts, is_exact=first.is_exact, weighted=first.weighted)
+        super().__init__(first.components, is_exact=first.is_exact, weighted=first.weighted)
         self.formula, self.data, self.first = formula, data, first
         self.inputs, self.block = formula.inputs(data), block.masked_fill(self.observed, -1)
 

@@ -7,10 +7,10 @@ processor."""
 import torch
 
 from pyro_nmm.compiled.entries import anneal, draw, meet, sweep
-from pyro_nmm.compiled.loops import entropy_and_gradient, find, predict, ranks
+from pyro_nmm.compiled.loops import entropy, find, predict, ranks
 
 __all__ = [
-    "anneal", "draw", "entropy_and_gradient", "find", "meet", "predict", "ranks", "runs_on",
+    "anneal", "draw", "entropy", "find", "meet", "predict", "ranks", "runs_on",
     "sweep",
 ]  # fmt: skip
 

@@ -13,17 +13,17 @@ import numpy as np
 from pyro_nmm.compiled.loops import (
     _array,
     _check_labels,
+    _clear,
     _compiled,
     _graph,
-    _in_threads,
+    _run,
     _tensors,
     opaque,
 )
 
 
 class _Inputs(NamedTuple):
-    #: ``(1,)`` if labels are observed, else ``()``: numba knows the length when it compiles.
-    single: tuple
+    single: tuple  #: ``(1,)`` if labels are observed, else ``()``: numba compiles for the length
     ptr: Any
     source: Any
     attention: Any
@@ -36,22 +36,15 @@ class _Inputs(NamedTuple):
 @_compiled
 def _of(b, inputs):
     # The inputs of one draw of a batch that may share them.
-    attention, alpha, total, labels, likelihood = inputs[3:]
+    single, ptr, source, attention, alpha, total, labels, likelihood = inputs
     attention, alpha = attention[min(b, len(attention) - 1)], alpha[min(b, len(alpha) - 1)]
     total, labels = total[min(b, len(total) - 1)], labels[min(b, len(labels) - 1)]
     likelihood = likelihood[min(b, len(likelihood) - 1)]
-    single, ptr, source = inputs[:3]
     return _Inputs(single, ptr, source, attention, alpha, total, labels, likelihood)
 
 
 @_compiled
-def _each(inputs):
-    # Whether the data have a place for each edge, not for each row: asked once for many edges.
-    return len(inputs.labels) == len(inputs.source)
-
-
-@_compiled
-def _draw(first, last, inputs, table, uniforms, edges, labels, seen):
+def _draw(first, last, table, inputs, uniforms, edges, labels, seen):
     # seen is () or the counts that each edge met: of each of its labels, and of all labels.
     for b in range(first, last):
         counts = (seen[0][b], seen[1][b]) if len(seen) else ()
@@ -63,8 +56,8 @@ def _draw(first, last, inputs, table, uniforms, edges, labels, seen):
 def _rows(again, step, inputs, table, uniforms, edges, labels, counts):
     # All rows in turn, from the last one if the step is -1, and again: each given all others. One
     # function a row would take four times as long: numba counts references to arrays.
-    single, ptr, source, attention, alpha, total, of_rows, likelihood = inputs
-    each, every = len(of_rows) == len(source), table.shape[1] - 1
+    single, ptr, source, attention, alpha, total, observed, likelihood = inputs
+    each, every = len(likelihood) == len(source), table.shape[1] - 1
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
     for place in range(len(ptr) - 1):
         i = place if step > 0 else len(ptr) - 2 - place
@@ -73,14 +66,14 @@ def _rows(again, step, inputs, table, uniforms, edges, labels, counts):
             table[source[edges[i]], every] -= 1
         start, weight = ptr[i], 0.0
         for e in range(start, ptr[i + 1]):
-            j, row = source[e], e if each else i
+            j = source[e]
             if len(single):
-                a, label = e, of_rows[row]
+                a, label = e, observed[i]
                 above = alpha[e, 0] + table[j, label]
                 if len(counts):  # numba takes the branch out where there are none
                     counts[0][e, 0] = table[j, label]
             else:
-                a, above = j, 0.0
+                a, row, above = j, e if each else i, 0.0
                 for k in range(every):
                     above += (alpha[j, k] + table[j, k]) * likelihood[row, k]
                     if len(counts):
@@ -94,7 +87,7 @@ def _rows(again, step, inputs, table, uniforms, edges, labels, counts):
             e += 1
         j, row = source[e], e if each else i
         if len(single):
-            chosen = of_rows[row]
+            chosen = observed[i]
         else:
             # What is left of the threshold goes through the labels of this edge.
             scale = attention[e] / (total[j] + table[j, every])
@@ -120,7 +113,7 @@ def _count(ptr, source, edges, labels, table):
 
 
 @_compiled
-def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
+def _sweep(first, last, table, inputs, uniforms, edges, labels, visits, totals):
     # uniforms is (sweeps, draws, rows): every row in turn, given all others.
     ptr, source = inputs.ptr, inputs.source
     for b in range(first, last):
@@ -137,7 +130,7 @@ def _sweep(first, last, inputs, table, uniforms, edges, labels, visits, totals):
 @_compiled
 def _log_joint(inputs, table, edges, labels):
     single, ptr, source, attention, alpha, total, _, likelihood = inputs
-    each, every, found, product = _each(inputs), table.shape[1] - 1, 0.0, 1.0
+    each, every, found, product = len(likelihood) == len(source), table.shape[1] - 1, 0.0, 1.0
     for i in range(len(ptr) - 1):
         e, k = edges[i], labels[i]
         j = source[e]
@@ -167,9 +160,9 @@ def _factor(start, end, steps):
 
 
 @_compiled
-def _anneal(first, last, inputs, table, ends, uniforms, done, size, edges, labels, gains, rises):
-    # Some of all sweeps. The second half is in reverse.
-    (single, ptr, source), counts = inputs[:3], np.zeros_like(table)
+def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains, rises):
+    # Rows are taken in reverse in the second half of the sweeps.
+    (single, ptr, source), counts, size = inputs[:3], np.zeros_like(table), len(uniforms)
     for b in range(first, last):
         start, end = _of(b, inputs), _of(b, ends)
         steps = (
@@ -178,22 +171,21 @@ def _anneal(first, last, inputs, table, ends, uniforms, done, size, edges, label
             _factor(start.total, end.total, size + 1),
             _factor(start.likelihood, end.likelihood, size + 1),
         )
-        one = start.attention * steps[0] ** done, start.alpha * steps[1] ** done
-        two = start.total * steps[2] ** done, start.labels, start.likelihood * steps[3] ** done
-        now = _Inputs(single, ptr, source, *one, *two)
+        one = start.attention.copy(), start.alpha.copy(), start.total.copy()
+        now = _Inputs(single, ptr, source, *one, start.labels, start.likelihood.copy())
         at, to = edges[b], labels[b]
         below, rises[b] = _log_joint(now, counts, at, to), -_log_joint(end, counts, at, to)
         gains[b] = below + rises[b]
         _count(ptr, source, at, to, table)
-        for sweep in range(done, done + len(uniforms)):
+        for sweep in range(size):
             gains[b] -= below
             now.attention[:] *= steps[0]
             now.alpha[:] *= steps[1]
             now.total[:] *= steps[2]
             now.likelihood[:] *= steps[3]
             gains[b] += _log_joint(now, counts, at, to)
-            step, numbers = 1 if 2 * sweep < size else -1, uniforms[sweep - done, b]
-            _rows(True, step, now, table, numbers, at, to, ())
+            step = 1 if 2 * sweep < size else -1
+            _rows(True, step, now, table, uniforms[sweep, b], at, to, ())
             below = _log_joint(now, counts, at, to)
         above = _log_joint(end, counts, at, to)
         gains[b] += above - below
@@ -202,14 +194,7 @@ def _anneal(first, last, inputs, table, ends, uniforms, done, size, edges, label
 
 
 @_compiled
-def _clear(ptr, source, edges, labels, table):
-    for i in range(len(ptr) - 1):
-        table[source[edges[i]], labels[i]] = 0
-        table[source[edges[i]], table.shape[1] - 1] = 0
-
-
-@_compiled
-def _meet(first, last, ptr, source, rows, table, edges, labels, wanted, same, every):
+def _meet(first, last, table, ptr, source, rows, edges, labels, wanted, same, every):
     # The counts that draws b meet at the edges of some rows: of wanted labels, or of all of them.
     start, all_labels = ptr[rows[0]], table.shape[1] - 1
     for b in range(first, last):
@@ -218,7 +203,7 @@ def _meet(first, last, ptr, source, rows, table, edges, labels, wanted, same, ev
                 for e in range(ptr[i], ptr[i + 1]):
                     every[b, e - start] = table[source[e], all_labels]
                     for k in range(same.shape[2]):
-                        label = wanted[min(b, len(wanted) - 1), e] if len(wanted) else k
+                        label = wanted[min(b, len(wanted) - 1), i] if len(wanted) else k
                         same[b, e - start, k] = table[source[e], label]
             table[source[edges[b, i]], labels[b, i]] += 1
             table[source[edges[b, i]], all_labels] += 1
@@ -231,22 +216,14 @@ def _inputs(rows, entries) -> _Inputs:
         _check_labels(entries.data, entries.num_classes)
         alpha, labels, likelihood = alpha[..., None], _array(entries.data), np.ones((1, 1, 1))
     else:
-        likelihood = np.exp(_array(entries.data, np.float64))
-        labels = np.zeros((1, likelihood.shape[1]), np.int64)
+        likelihood, labels = np.exp(_array(entries.data, np.float64)), np.zeros((1, 0), np.int64)
     single = (1,) if entries.observed else ()
     return _Inputs(single, *_graph(rows), np.exp(attention), alpha, total, labels, likelihood)
 
 
-def _run(loop, rows, entries, size: int, *arrays, sweeps=1) -> None:
-    """A loop over draws in threads."""
-    inputs = _inputs(rows, entries)
-
-    def run(first, last):
-        # Zeroed lazily by the operating system: only the touched sources cost.
-        table = np.zeros((rows.num_sources, entries.num_classes + 1), np.int32)
-        loop(first, last, inputs, table, *arrays)
-
-    _in_threads(run, size, sweeps * size * rows.num_edges)
+def _run_entries(loop, rows, entries, size: int, *arrays, sweeps=1) -> None:
+    work = sweeps * size * rows.num_edges
+    _run(loop, rows, entries.num_classes, size, work, _inputs(rows, entries), *arrays)
 
 
 @opaque
@@ -258,13 +235,13 @@ def draw(rows, entries, uniforms, keep):
         size = len(edges), rows.num_edges
         number = 1 if entries.observed else entries.num_classes
         seen = np.empty((*size, number), np.int32), np.empty(size, np.int32)
-    _run(_draw, rows, entries, len(edges), _array(uniforms), edges, labels, seen)
+    _run_entries(_draw, rows, entries, len(edges), _array(uniforms), edges, labels, seen)
     return _tensors(rows, edges, labels, *seen)
 
 
 @opaque
 def meet(rows, draw, part, wanted, num_classes):
-    """See :func:`pyro_nmm.ops.entries.met`; ``wanted`` are labels of edges, or ``None`` for all of
+    """See :func:`pyro_nmm.ops.entries.met`; ``wanted`` are labels of rows, or ``None`` for all of
     them. Cost: :math:`O(B (n + E K))`."""
     (ptr, source), (edges, labels) = _graph(rows), map(_array, draw[:2])
     _check_labels(draw.labels, num_classes)
@@ -272,12 +249,8 @@ def meet(rows, draw, part, wanted, num_classes):
     some = np.empty((0, 0), np.int64) if wanted is None else _array(wanted)
     same = np.empty((*size, num_classes if wanted is None else 1), np.int32)
     every, limits = np.empty(size, np.int32), (part.start, part.stop)
-
-    def run(first, last):
-        table = np.zeros((rows.num_sources, num_classes + 1), np.int32)
-        _meet(first, last, ptr, source, limits, table, edges, labels, some, same, every)
-
-    _in_threads(run, len(edges), same.size)
+    outputs = edges, labels, some, same, every
+    _run(_meet, rows, num_classes, len(edges), same.size, ptr, source, limits, *outputs)
     return _tensors(rows, same, every)
 
 
@@ -289,16 +262,16 @@ def sweep(rows, entries, draw, uniforms):
     visits = np.zeros((num_draws, num_rows, entries.num_classes), np.int32)
     totals = np.zeros((num_draws, num_sweeps, entries.num_classes), np.int32)
     outputs = edges, labels, visits, totals
-    _run(_sweep, rows, entries, num_draws, _array(uniforms), *outputs, sweeps=num_sweeps)
+    _run_entries(_sweep, rows, entries, num_draws, _array(uniforms), *outputs, sweeps=num_sweeps)
     return _tensors(rows, *outputs)
 
 
 @opaque
-def anneal(rows, start, end, draw, uniforms, done, num_sweeps):
-    """See :func:`pyro_nmm.ops.annealing.anneal`: its sweeps from number ``done`` on, with uniforms
-    ``(S, B, num_rows)``. Weights of all parts add up. Cost: :math:`O(S B E C)`."""
+def anneal(rows, start, end, draw, uniforms):
+    """See :func:`pyro_nmm.ops.annealing.anneal`; with uniforms ``(S, B, num_rows)``. Cost:
+    :math:`O(S B E C)`."""
     edges, labels = (_array(t).copy() for t in draw[:2])
     outputs = edges, labels, np.empty(len(edges)), np.empty(len(edges))
-    inputs = _inputs(rows, end), _array(uniforms), done, num_sweeps, *outputs
-    _run(_anneal, rows, start, len(edges), *inputs, sweeps=len(uniforms))
+    inputs = _inputs(rows, end), _array(uniforms), *outputs
+    _run_entries(_anneal, rows, start, len(edges), *inputs, sweeps=len(uniforms))
     return _tensors(rows, *outputs)

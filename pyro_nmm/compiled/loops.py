@@ -5,11 +5,9 @@
 devices are copied there and back."""
 
 import functools
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numba
 import numpy as np
@@ -27,32 +25,15 @@ def _compiled(function: Callable) -> Callable:
     """A compiled loop, kept on disk or, with a warning, in this process alone."""
     compiler = functools.partial(numba.njit, nogil=True, error_model="numpy")
     try:
-        loop = compiler(cache=True)(function)
-    except RuntimeError:  # numba finds no folder that it may write
-        _warn_once()
+        return compiler(cache=True)(function)
+    except RuntimeError as error:  # numba finds no folder that it may write
+        warnings.warn(
+            f"numba cannot keep compiled loops on disk ({error}), so every process compiles them "
+            f"anew: set NUMBA_CACHE_DIR to a folder that can be written",
+            RuntimeWarning,
+            stacklevel=1,  # one place, so that it is shown once
+        )
         return compiler()(function)
-    if disk := getattr(loop, "_cache", None):  # there is none with NUMBA_DISABLE_JIT
-        # Numba would let the loop's first caller fail, for example if the disk is full.
-        disk._guard_against_spurious_io_errors = _guard
-    return loop
-
-
-@contextmanager
-def _guard() -> Iterator[None]:
-    try:
-        yield
-    except OSError:
-        _warn_once()
-
-
-@functools.cache
-def _warn_once() -> None:
-    warnings.warn(
-        f"numba cannot keep compiled loops on disk ({sys.exception()}), so every process compiles "
-        f"them anew: free space, or set NUMBA_CACHE_DIR to a folder that can be written",
-        RuntimeWarning,
-        stacklevel=2,
-    )
 
 
 @_compiled
@@ -80,6 +61,13 @@ def _ranks(choices, labels, table, same_label, any_label):
 
 
 @_compiled
+def _clear(ptr, source, edges, labels, table):
+    for i in range(len(ptr) - 1):
+        table[source[edges[i]], labels[i]] = 0
+        table[source[edges[i]], table.shape[1] - 1] = 0
+
+
+@_compiled
 def _entr(x):
     return -x * np.log(x) if x > 0 else 0.0
 
@@ -99,86 +87,79 @@ def _added(weight, mean, probs, entropy, change):
 
 @_compiled
 def _entropy(
-    first,
-    last,
-    ptr,
-    source,
-    attention,
-    alpha,
-    edges,
-    labels,
-    counts,
-    probs,
-    credit,
-    bound,
-    to_attention,
-    to_alpha,
+    first, last, table, ptr, source, attention, alpha, total, edges, labels, bound, slopes
 ):
-    # Forwards, counts and probabilities. Backwards, without a row's own count: credit[j, 0] holds
-    # the change of later rows by one count more at j, and credit[j, 1 + k] the same with one count
-    # of k fewer.
-    num_rows, num_classes = probs.shape
-    mean, without = np.empty(num_classes), np.empty(num_classes)
-    change, changed = np.empty(num_classes), np.empty(num_classes)
-    gain, slope = np.empty(num_classes), np.empty(num_classes)
+    # slopes is () or the derivatives of each draw, by attention and by alpha.
+    num_classes = alpha.shape[1]
+    probs = np.empty((len(ptr) - 1, num_classes))
     for b in range(first, last):
         probs[:] = 0
-        for i in range(num_rows):
+        for i in range(len(probs)):
             for e in range(ptr[i], ptr[i + 1]):
                 j = source[e]
-                below = 0.0
+                weight = attention[e] / (total[j] + table[j, num_classes])
                 for k in range(num_classes):
-                    below += alpha[j, k] + counts[j, k]
-                for k in range(num_classes):
-                    probs[i, k] += attention[e] * (alpha[j, k] + counts[j, k]) / below
+                    probs[i, k] += weight * (alpha[j, k] + table[j, k])
             for k in range(num_classes):
                 bound[b] += _entr(probs[i, k])
-            counts[source[edges[b, i]], labels[b, i]] += 1
-        for i in range(num_rows - 1, -1, -1):
-            counts[source[edges[b, i]], labels[b, i]] -= 1
-            entropy = 0.0
-            for k in range(num_classes):
-                slope[k] = -1 - np.log(max(probs[i, k], 1e-300))
-                entropy += _entr(probs[i, k])
-            for e in range(ptr[i], ptr[i + 1]):
-                j = source[e]
-                base = labels[b, i] + 1 if e == edges[b, i] else 0
-                below = 0.0
-                for k in range(num_classes):
-                    below += alpha[j, k] + counts[j, k]
-                total = 0.0
-                for k in range(num_classes):
-                    mean[k] = (alpha[j, k] + counts[j, k]) / below
-                    gain[k] = credit[j, base, k] + slope[k]
-                    total += mean[k] * gain[k]
-                to_attention[b, e] = total
-                for k in range(num_classes):
-                    to_alpha[b, j, k] += attention[e] / below * (gain[k] - total)
-                _added(attention[e] / (below + 1), mean, probs[i], entropy, change)
-                for k in range(num_classes):
-                    credit[j, 0, k] += change[k]
-                for k in range(num_classes):
-                    if counts[j, k] == 0:
-                        continue
-                    entropy_without = 0.0
-                    for m in range(num_classes):
-                        without[m] = (alpha[j, m] + counts[j, m] - (m == k)) / (below - 1)
-                        changed[m] = probs[i, m] + attention[e] * (without[m] - mean[m])
-                        entropy_without += _entr(changed[m])
-                    _added(attention[e] / below, without, changed, entropy_without, change)
-                    for m in range(num_classes):
-                        credit[j, 1 + k, m] += change[m]
-        credit[:] = 0
+            table[source[edges[b, i]], labels[b, i]] += 1
+            table[source[edges[b, i]], num_classes] += 1
+        if len(slopes):
+            given = ptr, source, attention, alpha, total
+            _slopes(*given, edges[b], labels[b], probs, table, slopes[0][b], slopes[1][b])
+        _clear(ptr, source, edges[b], labels[b], table)
 
 
 @_compiled
-def _predict(ptr, source, attention, alpha, weights, uniforms, counts, labels):
+def _slopes(
+    ptr, source, attention, alpha, total, edges, labels, probs, table, to_attention, to_alpha
+):
+    # Backwards, without a row's own count. credit[j, 0] holds the change of later rows by one count
+    # more at j, and credit[j, 1 + k] the same with one count of k fewer.
+    num_classes = alpha.shape[1]
+    mean, without = np.empty(num_classes), np.empty(num_classes)
+    change, changed = np.empty(num_classes), np.empty(num_classes)
+    gain, slope = np.empty(num_classes), np.empty(num_classes)
+    credit = np.zeros((len(alpha), num_classes + 1, num_classes))
+    for i in range(len(probs) - 1, -1, -1):
+        table[source[edges[i]], labels[i]] -= 1
+        table[source[edges[i]], num_classes] -= 1
+        entropy = 0.0
+        for k in range(num_classes):
+            slope[k] = -1 - np.log(max(probs[i, k], 1e-300))
+            entropy += _entr(probs[i, k])
+        for e in range(ptr[i], ptr[i + 1]):
+            j = source[e]
+            base, below = labels[i] + 1 if e == edges[i] else 0, total[j] + table[j, num_classes]
+            average = 0.0
+            for k in range(num_classes):
+                mean[k] = (alpha[j, k] + table[j, k]) / below
+                gain[k] = credit[j, base, k] + slope[k]
+                average += mean[k] * gain[k]
+            to_attention[e] = average
+            for k in range(num_classes):
+                to_alpha[j, k] += attention[e] / below * (gain[k] - average)
+            _added(attention[e] / (below + 1), mean, probs[i], entropy, change)
+            for k in range(num_classes):
+                credit[j, 0, k] += change[k]
+            for k in range(num_classes):
+                if table[j, k] == 0:
+                    continue
+                entropy_without = 0.0
+                for m in range(num_classes):
+                    without[m] = (alpha[j, m] + table[j, m] - (m == k)) / (below - 1)
+                    changed[m] = probs[i, m] + attention[e] * (without[m] - mean[m])
+                    entropy_without += _entr(changed[m])
+                _added(attention[e] / below, without, changed, entropy_without, change)
+                for m in range(num_classes):
+                    credit[j, 1 + k, m] += change[m]
+
+
+@_compiled
+def _predict(ptr, source, attention, alpha, total, weights, uniforms, counts, labels):
     # counts[j, t] holds the choices of node j in component t: by label, then all of them.
     num_components, every = counts.shape[1], counts.shape[2] - 1
     running, score = np.empty(np.max(ptr[1:] - ptr[:-1])), np.empty(every)
-    total = np.empty(len(alpha))
-    for j in range(len(alpha)):
-        total[j] = np.sum(alpha[j])
     for i in range(len(ptr) - 1):
         score[:] = 0
         for e in range(ptr[i], ptr[i + 1]):
@@ -220,21 +201,15 @@ def find(hood, choices):
 
 
 @opaque
-def entropy_and_gradient(rows, alpha, attention, edges, labels):
-    """See :func:`pyro_nmm.ops.entropy.entropy_samples`; with derivatives for each draw."""
+def entropy(alpha, attention, rows, edges, labels, slopes=False):
+    """See :func:`pyro_nmm.ops.entropy.entropy_samples`; with derivatives if ``slopes``."""
     _check_labels(labels, alpha.shape[-1])
-    size, (num_nodes, num_classes) = len(edges), alpha.shape
-    parameters = (_array(t, np.float64) for t in (attention, alpha))
-    inputs = *_graph(rows), *parameters, _array(edges), _array(labels)
-    outputs = np.zeros(size), np.empty((size, rows.num_edges)), np.zeros((size, *alpha.shape))
-
-    def run(first, last):
-        counts = np.zeros((num_nodes, num_classes), np.int32)
-        probs = np.empty((rows.num_rows, num_classes))
-        credit = np.zeros((num_nodes, num_classes + 1, num_classes))
-        _entropy(first, last, *inputs, counts, probs, credit, *outputs)
-
-    _in_threads(run, size, size * rows.num_edges)
+    size, parts = len(edges), [_array(t, np.float64) for t in (attention, alpha, alpha.sum(-1))]
+    outputs = [np.zeros(size)]
+    if slopes:
+        outputs += [np.empty((size, rows.num_edges)), np.zeros((size, *alpha.shape))]
+    arrays = *_graph(rows), *parts, _array(edges), _array(labels), outputs[0], tuple(outputs[1:])
+    _run(_entropy, rows, alpha.shape[-1], size, size * rows.num_edges, *arrays)
     return tuple(output.to(alpha.dtype) for output in _tensors(rows, *outputs))
 
 
@@ -252,7 +227,7 @@ def ranks(choices, labels, num_nodes, num_classes):
 def predict(rows, attention, alpha, weights, uniforms, counts):
     """See :func:`pyro_nmm.distributions.sequential.predict_in_turn`. Cost: :math:`O(T E C)`."""
     labels = np.empty(rows.num_rows, np.int64)
-    parameters = (_array(t, np.float64) for t in (attention, alpha, weights))
+    parameters = (_array(t, np.float64) for t in (attention, alpha, alpha.sum(-1), weights))
     _predict(*_graph(rows), *parameters, _array(uniforms), _array(counts), labels)
     return _tensors(rows, labels)[0]
 
@@ -265,6 +240,17 @@ def _check_labels(labels: Tensor, num_classes: int) -> None:
     # Always, because the loops do not check where they write.
     if labels.numel() and (labels.min() < 0 or labels.max() >= num_classes):
         raise ValueError(f"y holds a label outside 0..{num_classes - 1}")
+
+
+def _run(loop, rows, num_classes: int, size: int, work: int, *arrays) -> None:
+    """A loop over draws in threads, each with a table of counts."""
+
+    def run(first, last):
+        # Zeroed lazily by the operating system: only the touched sources cost.
+        table = np.zeros((rows.num_sources, num_classes + 1), np.int32)
+        loop(first, last, table, *arrays)
+
+    _in_threads(run, size, work)
 
 
 def _in_threads(run, size: int, work: int) -> None:

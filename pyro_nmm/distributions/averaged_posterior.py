@@ -46,8 +46,7 @@ class AveragedPosterior(Posterior):
         if not self.members:
             raise ValueError("members must hold a posterior at least")
         first = self.members[0]
-        parts = first.hood, first.logits, first.components, first.channel
-        super().__init__(*parts, is_exact=False, weighted=False)
+        super().__init__(first.components, is_exact=False, weighted=False)
         sizes = [(p.hood.num_nodes, p.hood.num_edges, p.num_classes) for p in self.members]
         if other := [size for size in sizes if size != sizes[0]]:
             got = f"(nodes, edges, labels) {sizes[0]} and {other[0]}"
@@ -93,12 +92,12 @@ class AveragedPosterior(Posterior):
                 value[draws] = member.sample((len(draws),), nodes)
         return value.view(*shape, len(nodes))
 
-    def predict(self, nodes: Tensor | None = None, method="marginal", generator=None) -> Tensor:
+    def predict(self, nodes: Tensor | None = None, method: str = "marginal") -> Tensor:
         """:meth:`Posterior.predict`, but ``"sequential"``, which continues one member alone."""
         if method == "sequential":
             cure = "take posterior.members[0], or ask for the fitted parameters, num_draws=0"
             raise ValueError(f"method='sequential' needs one draw of the parameters: {cure}")
-        return super().predict(nodes, method, generator)
+        return super().predict(nodes, method)
 
 
 def _mean(tables: list[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from pyro_nmm import compiled
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood, compact
@@ -17,33 +18,27 @@ from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 
 
 class Components:
-    r"""``T`` weighted choices of the observed nodes.
-
-    :param Tensor alpha: ``(N, C)`` concentrations of the prior.
-    :param Tensor nodes: ``(n,)`` observed node ids.
-    :param Tensor labels: ``(n,)`` the labels that they borrowed; ``(T, n)`` if components differ.
-    :param Tensor choices: ``(T, n)`` their choices as node ids.
-    :param Tensor log_weights: ``(T,)`` up to a constant.
-    :param Tensor shown: the labels of the nodes, of the same shapes; default the borrowed ones.
-    """
+    """``T`` weighted choices ``(T, n)`` of the observed nodes ``(n,)``, and the labels that they
+    borrowed, ``(n,)``, or ``(T, n)`` if components differ. ``shown`` are the nodes' own labels."""
 
     def __init__(
         self,
-        alpha: Tensor,
+        parameters: Parameters,
         nodes: Tensor,
         labels: Tensor,
         choices: Tensor,
         log_weights: Tensor,
         shown: Tensor | None = None,
     ) -> None:
-        self.alpha, self.nodes, self.labels, self.choices = alpha, nodes, labels, choices
+        self.parameters, self.alpha = parameters, parameters.alpha
+        self.nodes, self.labels, self.choices = nodes, labels, choices
         self.shown = labels if shown is None else shown
         self.log_weights = log_weights.log_softmax(0)
 
     @classmethod
-    def prior(cls, alpha: Tensor) -> "Components":
-        none = torch.empty(0, dtype=torch.long, device=alpha.device)
-        return cls(alpha, none, none, none[None], alpha.new_zeros(1))
+    def prior(cls, parameters: Parameters) -> "Components":
+        none = torch.empty(0, dtype=torch.long, device=parameters.alpha.device)
+        return cls(parameters, none, none, none[None], parameters.alpha.new_zeros(1))
 
     def __len__(self) -> int:
         return len(self.log_weights)
@@ -71,7 +66,7 @@ class Components:
         """So many components of equal weight, drawn by their weight."""
         some, equal = self.drawn(size), self.log_weights.new_zeros(size)
         labels, shown = (of_components(table, some) for table in (self.labels, self.shown))
-        return Components(self.alpha, self.nodes, labels, self.choices[some], equal, shown)
+        return Components(self.parameters, self.nodes, labels, self.choices[some], equal, shown)
 
     def probs(self) -> Tensor:
         """``(n, C)``: the weight of every label of the observed nodes."""
@@ -109,15 +104,15 @@ class Components:
         scale = (weights.sum() - chosen).clamp(min=0) / total + changed
         return added.view_as(self.alpha).addcmul_(self.alpha, scale[:, None]).to(self.alpha.dtype)
 
-    def extended(self, parameters: Parameters, nodes: Tensor, labels: Tensor) -> "Components":
+    def extended(self, nodes: Tensor, labels: Tensor) -> "Components":
         """All joint choices of these nodes and of more ``(m,)``, if components are all choices."""
-        every = torch.cat([self.nodes, nodes])
+        every, parameters = torch.cat([self.nodes, nodes]), self.parameters
         if not self.latent and not parameters.channel.keeps:
             every, order = every.sort()
             labels = torch.cat([self.shown, labels])[order]
             whole = parameters.of_rows(parameters.hood.take(every))
             evidence = whole.channel.evidence(whole.hood, labels)
-            components = all_latents(self.alpha, parameters.logits, whole.hood, evidence)
+            components = all_latents(parameters, whole.hood, evidence)
             components.shown = labels
             return components
         rows, sources = compact(parameters.hood.take(nodes))
@@ -133,39 +128,40 @@ class Components:
         new = sources[rows.source[edges]].repeat(len(self), 1)
         choices, known = torch.cat([self.choices[again], new], 1), of_components(self.labels, again)
         labels = torch.cat([known, labels.expand(*known.shape[:-1], -1)], -1)
-        return Components(self.alpha, every, labels, choices, log_weights.flatten())
+        return Components(parameters, every, labels, choices, log_weights.flatten())
 
-    def continued(
-        self, parameters: Parameters, nodes: Tensor, labels: Tensor, weighted: bool
-    ) -> "Components":
+    def continued(self, nodes: Tensor, labels: Tensor, weighted: bool) -> "Components":
         """Choices of more nodes, drawn given each component; ``weighted`` by the new labels."""
         # Borrowed labels differ between components if they are latent, or if edges relabel.
-        differ = self.labels.dim() == 2 or not parameters.channel.keeps
+        differ = self.labels.dim() == 2 or not self.parameters.channel.keeps
         known = self.labels.expand(len(self), -1) if differ else self.labels
-        choices, borrowed, gains = self.choices_of(parameters, nodes, labels, weighted)
+        choices, borrowed, gains = self.choices_of(nodes, labels, weighted)
         shown = torch.cat([self.shown, labels.expand(*self.shown.shape[:-1], -1)], -1)
         labels = torch.cat([known, borrowed if differ else labels], -1)
         log_weights = self.log_weights if gains is None else self.log_weights + gains
         choices = torch.cat([self.choices, choices], 1)
         nodes = torch.cat([self.nodes, nodes])
-        return Components(self.alpha, nodes, labels, choices, log_weights, shown)
+        return Components(self.parameters, nodes, labels, choices, log_weights, shown)
 
     def choices_of(
-        self, parameters: Parameters, nodes: Tensor, labels: Tensor, weighted: bool
+        self, nodes: Tensor, labels: Tensor, weighted: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """``(T, m)`` twice: choices of more nodes drawn given each component, and the labels that
         they borrow; ``(T,)`` sums of their terms ``f`` if ``weighted``."""
         order = torch.randperm(len(nodes), device=nodes.device)
-        part = parameters.of_rows(parameters.hood.take(nodes[order]))
-        entries = part.entries(labels[order])
+        part = self.parameters.of_rows(self.parameters.hood.take(nodes[order]))
+        y = labels[order]
+        data = y if part.channel.keeps else part.channel.evidence(part.hood, y)
+        log_attention = part.hood.log_softmax(part.logits)[None]
         rows, sources = compact(part.hood)
         chosen, borrowed, gains = [], [], []
         numbers = len(sources) * self.alpha.shape[-1] + rows.num_edges + len(self.nodes)
         for block in blocks(len(self), numbers):
             none = not len(self.nodes)  # then all components have the prior's
             alpha = self.alpha[sources][None] if none else self.concentrations(sources, block)
-            some = entries_of(rows, alpha, entries.log_attention, entries.data)
-            draw = draw_entries(rows, some, uniforms_of(rows, block.stop - block.start))
+            some = entries_of(rows, alpha, log_attention, data[None])
+            uniforms = uniforms_of(rows, block.stop - block.start)
+            draw = draw_entries(rows, some, uniforms, keep=weighted)
             chosen.append(sources[rows.source[draw.edges]])
             borrowed.append(draw.labels)
             if weighted:
@@ -173,22 +169,39 @@ class Components:
         place, sums = order.argsort(), torch.cat(gains) if weighted else None
         return torch.cat(chosen)[:, place], torch.cat(borrowed)[:, place], sums
 
+    @torch.no_grad()
+    def predict_in_turn(self, order: Tensor) -> Tensor:
+        r"""``(n,)``: labels of unobserved nodes in an order, by the rule at the end of the paper's
+        section 3.6: each is the mode of :math:`p(y_i \mid y_\tau, \hat y_{<i})`, and every
+        component draws a choice for it. Cost: :math:`O(T E C)`, and memory :math:`O(T M C)`."""
+        part = self.parameters.of_rows(self.parameters.hood.take(order))
+        rows, sources = compact(part.hood)
+        size = len(sources), len(self), part.num_classes + 1
+        counts = torch.zeros(size, dtype=torch.int32, device=order.device)
+        place, occurs = Places(sources).find(self.choices)
+        labels = self.labels.expand_as(place)[occurs]
+        first = (place[occurs] * size[1] + occurs.nonzero()[:, 0]) * size[2]
+        index = torch.cat([first + labels, first + size[2] - 1])
+        counts.view(-1).index_add_(0, index, torch.ones_like(index, dtype=counts.dtype))
+        given = part.attention, self.alpha[sources], self.weights
+        return compiled.predict(rows, *given, uniforms_of(rows, len(self)), counts)
+
 
 def of_components(labels: Tensor, part: slice | Tensor) -> Tensor:
     """Labels of some components; labels ``(n,)`` that all components share as they are."""
     return labels[part] if labels.dim() == 2 else labels
 
 
-def all_latents(alpha: Tensor, logits: Tensor, rows: Neighborhood, evidence: Tensor) -> Components:
+def all_latents(parameters: Parameters, rows: Neighborhood, evidence: Tensor) -> Components:
     """All joint choices and labels of rows with evidence of their nodes or of their edges."""
-    num_classes, (small, sources) = alpha.shape[-1], compact(rows)
+    num_classes, (small, sources) = parameters.num_classes, compact(rows)
     enumeration.check_size(small, num_classes**small.num_rows * small.num_rows)
     edges = enumeration.enumerate_choices(small)
     labels = enumeration.enumerate_labels(small.num_rows, num_classes, small.device)
-    logits = logits.index_select(0, small.edge)
-    log_joint = enumeration.log_joint(small, alpha[sources], logits, labels, edges)
+    given = parameters.alpha[sources], parameters.logits.index_select(0, small.edge)
+    log_joint = enumeration.log_joint(small, *given, labels, edges)
     terms = edge_evidence(small, evidence[None])[0][edges[None], labels[:, None]].sum(-1)
     shape = *log_joint.shape, small.num_rows
     choices = sources[small.source[edges]].expand(shape).flatten(0, 1)
     labels = labels[:, None].expand(shape).flatten(0, 1)
-    return Components(alpha, small.nodes, labels, choices, (log_joint + terms).flatten())
+    return Components(parameters, small.nodes, labels, choices, (log_joint + terms).flatten())

@@ -4,12 +4,14 @@
 """What both conditionals are: draws in an order, Gibbs sweeps, and the bound with its gradient."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from pyro.distributions.score_parts import ScoreParts
 from pyro.infer import RenyiELBO
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
+from torch.distributions import constraints
 
 from pyro_nmm import compiled
 from pyro_nmm.arguments import as_expected, as_member, check_integers
@@ -17,13 +19,13 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.consumers import consumer
 from pyro_nmm.distributions.base import GraphDistribution, flatten
+from pyro_nmm.distributions.factors import Neighbors
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops import gibbs, score_costs, two_blocks
+from pyro_nmm.ops import gibbs
 from pyro_nmm.ops.annealing import Annealed, anneal
-from pyro_nmm.ops.counts import on_edges
 from pyro_nmm.ops.entries import (
     KEPT,
     Draw,
@@ -32,11 +34,12 @@ from pyro_nmm.ops.entries import (
     entries_of,
     evidence_entries,
     numbers_of,
-    picked,
     predictive,
     shift_evidence,
 )
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
+from pyro_nmm.ops.score_costs import ScoreEstimator, costs_to_go, others_mean
+from pyro_nmm.ops.two_blocks import TwoBlocks
 from pyro_nmm.provenance import untracked
 
 
@@ -65,7 +68,7 @@ class Conditional(GraphDistribution):
             self._position = order_to_rows(self.observed_rows, order)
         elif compiled.runs_on(self.hood.device):
             _ = self._position
-        self.estimator = as_member(score_costs.ScoreEstimator, estimator=estimator)
+        self.estimator = as_member(ScoreEstimator, estimator=estimator)
         self._last_draw, self._last_values = LastCall(), LastCall()
         batch, size = data.shape[: -2 if self.latent else -1], self.observed_rows.num_rows
         self._parameter_shape = torch.broadcast_shapes(parameters.batch_shape, batch)
@@ -73,6 +76,10 @@ class Conditional(GraphDistribution):
         super().__init__(self._parameter_shape, event_shape, validate_args=validate_args)
         if self._validate_args:
             parameters.check_values()
+
+    @constraints.dependent_property(is_discrete=True)
+    def support(self):
+        return Neighbors(self.observed_rows, self.num_classes if self.latent else None)
 
     @derived
     def _position(self) -> Tensor:
@@ -128,30 +135,27 @@ class Conditional(GraphDistribution):
         batch = value.shape[: value.dim() - len(self.event_shape)]
         return torch.broadcast_shapes(batch, self.batch_shape)
 
-    def _whole(self, value: Tensor, shape: Size) -> Tensor:
-        """Samples ``(B, ..., n)`` of one batch dimension."""
+    def _found(self, value: Tensor, shape: Size, rows: Neighborhood) -> tuple[Draw, Tensor]:
+        """The draw of ``rows``, in the order or not, that yields samples, and a mask of samples
+        that no row can make."""
         flat = flatten(value, shape, len(self.event_shape))
-        return flat.expand(shape.numel(), *self.event_shape)
+        flat = flat.expand(shape.numel(), *self.event_shape)
+        if rows is not self.observed_rows:
+            flat = flat.index_select(-1, self._position)
+        edges = rows.find(flat[:, 0] if self.latent else flat)
+        wrong = edges < 0
+        if self.latent:
+            labels, last = flat[:, 1], self.num_classes - 1
+            wrong, labels = wrong | (labels < 0) | (labels > last), labels.clamp(0, last)
+        else:
+            (labels,), _ = untracked(flatten(self.data_of(rows), shape))
+        return Draw(edges.clamp(min=0), labels.expand_as(edges)), wrong
 
-    def _found(self, rows: Neighborhood, value: Tensor) -> tuple[Draw, Tensor]:
-        """Edges and latent labels of samples ``(B, ..., n)``, and which of them no row can make."""
-        if not self.latent:
-            edges = rows.find(value)
-            return Draw(edges.clamp(min=0), edges), edges < 0
-        choices, labels = value.unbind(1)
-        edges = rows.find(choices)
-        wrong = (edges < 0) | (labels < 0) | (labels >= self.num_classes)
-        return Draw(edges.clamp(min=0), labels.clamp(0, self.num_classes - 1)), wrong
-
-    def _located(self, value: Tensor, shape: Size) -> tuple[Draw, Tensor]:
-        """The draw that yields samples, and a mask of samples that no row can make."""
-        in_order = self._whole(value, shape).index_select(-1, self._position)
-        draw, wrong = self._found(self.rows, in_order)
-        if not self.latent:
-            (labels,), _ = untracked(flatten(self._entries.data, shape))
-            labels = on_edges(self.rows, labels)
-            draw = draw._replace(labels=picked(labels, draw.edges))
-        return draw, wrong
+    def _states(self, value: Tensor, shape: Size, rows: Neighborhood) -> Draw:
+        draw, wrong = self._found(value, shape, rows)
+        if wrong.any():
+            raise ValueError("value must hold choices of neighbours, and labels of the field")
+        return draw
 
     def _columns(self, draw: Draw, shape: Size) -> Tensor:
         """A draw as samples, columns in ascending node id."""
@@ -200,7 +204,7 @@ class Conditional(GraphDistribution):
         (value,), provenance = untracked(value)
         shape = self._shape_of(value)
         if compiled.runs_on(self.hood.device):
-            draw, entries = self._states(value, shape), self._constants(shape)
+            draw, entries = self._states(value, shape, self.rows), self._constants(shape)
             for part in blocks(num_sweeps, draw.edges.numel()):
                 uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
                 draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
@@ -210,16 +214,10 @@ class Conditional(GraphDistribution):
             swept = self.values_of(numbers).view(*shape, *self.event_shape)
         return track_provenance(swept, provenance)
 
-    def _states(self, value: Tensor, shape: Size) -> Draw:
-        draw, wrong = self._located(value, shape)
-        _refuse(wrong)
-        return draw
-
     @torch.no_grad()
     def numbers(self, value: Tensor, shape: Size) -> Tensor:
         """``(B, n)``: entries of observed rows that samples chose, edge after edge."""
-        draw, wrong = self._found(self.observed_rows, self._whole(value, shape))
-        _refuse(wrong)
+        draw = self._states(value, shape, self.observed_rows)
         return numbers_of(draw, self.num_classes if self.latent else 1)
 
     @torch.no_grad()
@@ -232,10 +230,10 @@ class Conditional(GraphDistribution):
         logits, alpha = flatten(logits, shape), flatten(alpha, shape, 2)
         if self.latent:
             entries = evidence_entries(logits, alpha, flatten(data, shape, 2))
-            both = two_blocks.TwoBlocks.of(rows, shift_evidence(rows, entries)[0])
-        else:
-            data = flatten(data, shape) if data.dim() > 1 else data
-            both = two_blocks.TwoBlocks.of_labels(rows, logits, alpha, data)
+            data = shift_evidence(rows, entries)[0].data
+        elif data.dim() > 1:
+            data = flatten(data, shape)
+        both = TwoBlocks.of(rows, logits, alpha, data)
         for part in blocks(num_sweeps, numbers.numel()):
             numbers = both.sweep(numbers, part.stop - part.start)[-1]
         return numbers
@@ -254,7 +252,7 @@ class Conditional(GraphDistribution):
         :mod:`pyro_nmm.ops.annealing`: samples, and weights of the batch shape."""
         shape = self._shape_of(value)
         start, stop = self._constants(shape), end._constants(shape)
-        found = anneal(self.rows, start, stop, self._states(value, shape), num_sweeps)
+        found = anneal(self.rows, start, stop, self._states(value, shape, self.rows), num_sweeps)
         value = self._columns(found.states, shape)
         return Annealed(value, found.gain.view(shape), found.rise.view(shape))
 
@@ -268,8 +266,8 @@ class Conditional(GraphDistribution):
             \log \hat p(y) = \log \frac{1}{P} \sum_{p=1}^P \prod_i e^{f_i^{(p)}}, \qquad
             E[\hat p(y)] = p(y) .
 
-        So the estimate is a lower bound on average, and tighter than the mean of
-        :meth:`log_terms`. It is far too low if many labels correlate: see :meth:`path_likelihood`.
+        It is a lower bound on average, tighter than the mean of :meth:`log_terms`, and far too low
+        if many labels correlate: see :meth:`path_likelihood`.
 
         >>> from pyro_nmm import NeighborMixture
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
@@ -297,26 +295,26 @@ class Conditional(GraphDistribution):
         self, num_chains: int = 4, num_points: int = 41, num_sweeps: int = 3
     ) -> PathEstimate:
         """:meth:`NeighborMixture.path_likelihood`, for each element of the batch."""
-        shape = self.batch_shape
-        entries = self._constants(shape)
-        estimate = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)
-        value, error = (part.to(self.logits.dtype).expand(shape.numel()) for part in estimate)
-        return PathEstimate(value.view(shape), error.view(shape))
+        entries, shape = self._constants(self.batch_shape), self.batch_shape
+        found = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)
+        flat = (part.to(self.logits.dtype).expand(shape.numel()) for part in found)
+        return PathEstimate(*(part.view(shape) for part in flat))
 
     def _evaluate(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """``(..., n)`` twice: terms and log-probabilities of choices. A guide asks for density and
         score of the same draw, with and without a plate's batch."""
         shape = self._shape_of(value)
-        question = value, shape, torch.is_grad_enabled()
-        return self._last_values.get(question, lambda: self._terms(value, shape))
 
-    def _terms(self, value: Tensor, shape: Size) -> tuple[Tensor, Tensor]:
-        draw, wrong = self._last_draw.get((value, shape), lambda: self._located(value, shape))
-        terms, log_choice = predictive(self.rows, self._flat(shape), draw)
-        if wrong is not None:
-            log_choice = log_choice.masked_fill(wrong, -torch.inf)
-        full = *shape, self.rows.num_rows
-        return terms.view(full), log_choice.view(full)
+        def terms() -> tuple[Tensor, Tensor]:
+            find = partial(self._found, value, shape, self.rows)
+            draw, wrong = self._last_draw.get((value, shape), find)
+            found, log_choice = predictive(self.rows, self._flat(shape), draw)
+            if wrong is not None:
+                log_choice = log_choice.masked_fill(wrong, -torch.inf)
+            full = *shape, self.rows.num_rows
+            return found.view(full), log_choice.view(full)
+
+        return self._last_values.get((value, shape, torch.is_grad_enabled()), terms)
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log q` of samples, columns in ascending node id."""
@@ -332,17 +330,26 @@ class Conditional(GraphDistribution):
 
     def score_parts(self, value: Tensor) -> ScoreParts:
         """For Pyro's losses: the density, and the control variate of ``estimator``."""
-        reinforces = self.estimator is score_costs.ScoreEstimator.REINFORCE
-        if not reinforces and torch.is_grad_enabled() and consumer(RenyiELBO):
+        reinforce = self.estimator is ScoreEstimator.REINFORCE
+        if not reinforce and torch.is_grad_enabled() and consumer(RenyiELBO):
             raise ValueError(
                 f'RenyiELBO needs estimator="reinforce", because the control variate of '
                 f'"{self.estimator}" would bias its gradient: or use TraceGraph_ELBO'
             )
         value, provenance = self._plain(value)
         terms, log_choice = self._evaluate(value)
-        (costs,), _ = untracked(terms.detach())
-        arguments = self.estimator, log_choice, costs, lambda: self._charge(costs)
-        parts = score_costs.score_parts(*arguments)
+        log_prob = entropy = log_choice.sum(-1)
+        if not reinforce:
+            # Losses add score times the whole bound. The score of a row has mean zero given the
+            # past, so the entropy term may subtract costs that its choice does not change.
+            (costs,), _ = untracked(terms.detach())
+            excess = costs.sum(-1, keepdim=True)
+            if self.estimator is ScoreEstimator.REWARD_TO_GO:
+                excess = excess - self._charge(costs)
+            variate = (log_choice * excess).sum(-1)
+            # Zero with a derivative, because some losses add the entropy term to the bound's value.
+            entropy = log_prob + (variate - variate.detach())
+        parts = log_prob, log_prob, 0 if reinforce else entropy
         return ScoreParts(*(track_provenance(part, provenance) for part in parts))
 
     @torch.no_grad()
@@ -350,7 +357,7 @@ class Conditional(GraphDistribution):
         """``(..., n)``: the costs that each draw is charged with, less their baseline."""
         charge, shape = self._costs_to_go(costs), costs.shape[:-1]
         sizes = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
-        baseline = score_costs.others_mean(charge, [d for d, size in enumerate(sizes) if size == 1])
+        baseline = others_mean(charge, [d for d, size in enumerate(sizes) if size == 1])
         if baseline is None:  # of one more draw
             (terms,), _ = untracked(predictive(self.rows, self._flat(shape), self._draw(shape))[0])
             baseline = self._costs_to_go(terms.view_as(costs))
@@ -359,9 +366,4 @@ class Conditional(GraphDistribution):
     def _costs_to_go(self, terms: Tensor) -> Tensor:
         component = self.observed_rows.components().index_select(0, self._position)
         flat = terms.reshape(-1, self.rows.num_rows)
-        return score_costs.costs_to_go(component, flat).view(terms.shape)
-
-
-def _refuse(wrong: Tensor) -> None:
-    if wrong.any():
-        raise ValueError("value must hold choices of neighbours, and labels of the field")
+        return costs_to_go(component, flat).view(terms.shape)

@@ -5,13 +5,11 @@
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import constraints
 
 from pyro_nmm.arguments import check_integers, check_plain
 from pyro_nmm.blocks import NUMBERS
 from pyro_nmm.distributions.components import Components, all_latents
 from pyro_nmm.distributions.conditional import Conditional
-from pyro_nmm.distributions.factors import Neighbors
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.graph_arguments import check_evidence, check_label_range, check_labels, check_possible
@@ -93,10 +91,6 @@ class OrderedConditional(Conditional):
             rows = self.observed_rows
             check_label_range(rows, y.index_select(-1, rows.nodes), self.num_classes)
 
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    def support(self):
-        return Neighbors(self.observed_rows)
-
 
 class EvidenceConditional(Conditional):
     r"""Choices and latent labels of nodes given observations, node after node in a random order:
@@ -155,17 +149,12 @@ class EvidenceConditional(Conditional):
         if self._validate_args:
             check_possible(self.observed_rows, self.data_of(self.observed_rows))
 
-    @constraints.dependent_property(is_discrete=True, event_dim=2)
-    def support(self):
-        return _ChoicesAndLabels(self.observed_rows, self.num_classes)
-
     @torch.no_grad()
     def posterior(
         self,
         num_samples: int | None = None,
         weighted: bool = False,
         num_sweeps: int = 0,
-        num_states: int | None = None,
     ) -> Posterior:
         r"""The posterior :math:`p(\cdot \mid w)` as a mixture over choices and labels.
 
@@ -179,9 +168,8 @@ class EvidenceConditional(Conditional):
         :param int num_samples: ``T`` draws, or chains; ``None`` is an exact sum, for small sets.
         :param bool weighted: Weigh draws by :math:`\prod_i e^{f_i}`, exact as ``T`` grows.
         :param int num_sweeps: ``S`` Gibbs sweeps, see :meth:`sweep`, in chains that start from
-            draws, exact as ``S`` grows. ``chains`` of the posterior has diagnostics.
-        :param int num_states: Number of states, of all chains together, that the posterior keeps
-            from the second half of the sweeps. Default: at most 1,024, and 2²⁴ choices.
+            draws, exact as ``S`` grows. It keeps states of their second half, at most 1,024 and 2²⁴
+            choices of all chains together. Its ``chains`` has diagnostics.
         :return: the posterior. Cost: :math:`O(T (S + 1) E C)`.
         :raises ValueError: for a batch, too large an exact sum, and edges that relabel.
         """
@@ -196,40 +184,20 @@ class EvidenceConditional(Conditional):
             check_integers(1, num_samples=num_samples)
         if num_sweeps and (weighted or num_samples is None):
             raise ValueError("num_sweeps needs num_samples chains, which have equal weights")
-        if num_states is not None:
-            if not num_sweeps:
-                raise ValueError("num_states is a number of states after sweeps: give num_sweeps")
-            check_integers(num_samples or 1, num_states=num_states)
         values = self.alpha.detach(), self.logits.detach(), self.data.detach()
         alpha, logits, *_ = posterior_values(*values, self.order)
+        parameters = Parameters(self.hood, alpha, logits)
         if num_samples is None:
             evidence = self.data_of(self.observed_rows).detach()
-            components = all_latents(alpha, logits, self.observed_rows, evidence)
-            return Posterior(self.hood, logits, components, is_exact=True)
+            return Posterior(all_latents(parameters, self.observed_rows, evidence), is_exact=True)
         rows, chains, draw = self.rows, None, self._draw(Size([num_samples]))
         entries = self._flat(Size([1])).map(Tensor.detach)
         if num_sweeps:
-            if num_states is None:
-                num_states = min(_MOST_STATES, NUMBERS // max(1, rows.num_rows))
+            num_states = min(_MOST_STATES, NUMBERS // max(1, rows.num_rows))
             num_kept = min(num_sweeps - num_sweeps // 2, max(1, num_states // num_samples))
             chains, draw = run_chains(rows, entries, draw, num_sweeps, num_kept)
         choices, log_weights = rows.source[draw.edges], alpha.new_zeros(len(draw.edges))
         if weighted:
             log_weights = predictive(rows, entries, draw)[0].sum(-1)
-        components = Components(entries.alpha[0], rows.nodes, draw.labels, choices, log_weights)
-        return Posterior(self.hood, logits, components, weighted=weighted, chains=chains)
-
-
-class _ChoicesAndLabels(Neighbors):
-    """Choices and labels ``(..., 2, num_rows)``."""
-
-    event_dim = 2
-
-    def __init__(self, rows: Neighborhood, num_classes: int) -> None:
-        super().__init__(rows)
-        self.num_classes = num_classes
-
-    def check(self, value: Tensor) -> Tensor:
-        choices, labels = value.unbind(-2)
-        inside = (labels >= 0) & (labels < self.num_classes)
-        return super().check(choices) & inside.all(-1)
+        components = Components(parameters, rows.nodes, draw.labels, choices, log_weights)
+        return Posterior(components, weighted=weighted, chains=chains)

@@ -21,16 +21,23 @@ from pyro_nmm.provenance import untracked
 
 
 class Neighbors(constraints.Constraint):
-    """Choices of a neighbour by every row, ``(..., num_rows)``."""
+    """Choices of a neighbour by every row, ``(..., num_rows)``; with ``num_classes`` choices and
+    labels, ``(..., 2, num_rows)``."""
 
-    is_discrete, event_dim = True, 1
+    is_discrete = True
 
-    def __init__(self, hood: Neighborhood) -> None:
-        self.hood = hood
+    def __init__(self, hood: Neighborhood, num_classes: int | None = None) -> None:
+        self.hood, self.num_classes = hood, num_classes
+        self.event_dim = 1 if num_classes is None else 2
 
     def check(self, value: Tensor) -> Tensor:
-        flat = value.reshape(-1, self.hood.num_rows)
-        return (self.hood.find(flat) >= 0).all(-1).view(value.shape[:-1])
+        choices = value if self.num_classes is None else value.select(-2, 0)
+        flat = choices.reshape(-1, self.hood.num_rows)
+        good = (self.hood.find(flat) >= 0).all(-1).view(choices.shape[:-1])
+        if self.num_classes is None:
+            return good
+        labels = value.select(-2, 1)
+        return good & ((labels >= 0) & (labels < self.num_classes)).all(-1)
 
 
 class NeighborChoice(GraphDistribution):

@@ -10,7 +10,7 @@ from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_nmm.arguments import as_member, as_shape, check_integers, check_mask, check_plain
+from pyro_nmm.arguments import as_shape, check_integers, check_mask, check_plain
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.components import Components
 from pyro_nmm.distributions.conditionals import EvidenceConditional, OrderedConditional
@@ -27,9 +27,9 @@ from pyro_nmm.graph_arguments import (
 )
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import enumeration, marginals
-from pyro_nmm.ops.entropy import EntropyEstimator, entropy_bound
+from pyro_nmm.ops.entropy import entropy_bound
 from pyro_nmm.provenance import posterior_values, untracked
-from pyro_nmm.relabel import Channel, entries_at
+from pyro_nmm.relabel import Channel
 
 
 class NeighborMixture(GraphDistribution):
@@ -109,14 +109,14 @@ class NeighborMixture(GraphDistribution):
 
     def given(self, c: Tensor) -> ChosenLabels:
         """:math:`p(y \\mid c)`, given choices ``(..., N)``; for edges that keep labels."""
-        self._check_keeps("given")
+        self._of_kept_labels("given")
         return ChosenLabels(self.alpha, c)
 
     def choices(
         self, y: Tensor, observed: Tensor | None = None, order: Tensor | None = None
     ) -> OrderedConditional:
         """:math:`q(c \\mid y)`, which the bound is made of; for edges that keep labels."""
-        self._check_keeps("choices")
+        self._of_kept_labels("choices")
         arguments = self.hood, self.alpha, self.logits, y, observed, order
         return OrderedConditional(*arguments, validate_args=self._validate_args)
 
@@ -148,42 +148,31 @@ class NeighborMixture(GraphDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""Exact :math:`\log p(y)` of labels ``(..., N)``: :meth:`log_marginal` of all nodes."""
-        return self._log_marginal(self.hood, self._labels(value))
+        return self._log_marginal(self.parameters, self._labels(value))
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         r"""``(...)``: exact :math:`\log p(y_\tau)` of labels ``(..., K)`` of a few distinct nodes
         ``(K,)``, the paper's equation (3). Cost: :math:`O(K^2 \prod_{i \in \tau} |n(i)|)`.
         """
         check_nodes(self.hood, nodes)
-        rows = self.hood.take(nodes)
+        part = self.parameters.of_rows(self.hood.take(nodes))
         labels = check_labels(self.hood, labels, len(nodes))
         if self._validate_args:
-            check_label_range(rows, labels, self.num_classes)
-        return self._log_marginal(rows, labels)
+            check_label_range(part.hood, labels, self.num_classes)
+        return self._log_marginal(part, labels)
 
-    def _log_marginal(self, rows: Neighborhood, labels: Tensor) -> Tensor:
-        part = self.parameters.of_rows(rows)
-        arguments = rows, self.alpha, part.logits, labels, self.batch_shape, part.channel
+    def _log_marginal(self, part: Parameters, labels: Tensor) -> Tensor:
+        arguments = part.hood, part.alpha, part.logits, labels, self.batch_shape, part.channel
         return enumeration.log_marginals(*arguments)
+
+    def _of_kept_labels(self, query: str) -> None:
+        if not self.channel.keeps:
+            raise ValueError(f"{query} is for edges that keep labels: leave out relabel")
 
     def marginals(self) -> Tensor:
         """``(..., N, C)``: the exact distribution of every node's label. Cost: :math:`O(E C)`."""
         arguments = self.hood, self.alpha, self.attention, self.channel
         return marginals.node_marginals(*arguments).expand(*self.batch_shape, -1, -1)
-
-    def node_log_probs(self, y: Tensor) -> Tensor:
-        r"""``(..., N)``: :math:`\log p(y_i)` of every node alone. Cost: :math:`O(E + N C)`."""
-        y = check_labels(self.hood, y, self.hood.num_nodes)
-        check_label_range(self.hood, y, self.num_classes)
-        if not self.channel.keeps:
-            probs = self.marginals()
-            shape = torch.broadcast_shapes(probs.shape[:-1], y.shape)
-            return entries_at(probs.expand(*shape, -1), y.expand(shape)).log()
-        (alpha, logits), provenance = untracked(self.alpha, self.logits)
-        log_probs = marginals.node_log_probs(self.hood, alpha, self.hood.softmax(logits), y)
-        # A sum over a plate has a term for each element of the batch.
-        batch = torch.broadcast_shapes(self.batch_shape, y.shape[:-1])
-        return track_provenance(log_probs.expand(*batch, -1), provenance)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
         """``(..., P, C, C)``: exact joint distributions of labels of pairs of node ids ``(2, P)``.
@@ -192,10 +181,6 @@ class NeighborMixture(GraphDistribution):
         check_pairs(self.hood, pairs)
         tables = marginals.pair_marginals(self.hood, self.alpha, self.logits, pairs, self.channel)
         return tables.expand(*self.batch_shape, -1, -1, -1)
-
-    def _check_keeps(self, query: str) -> None:
-        if not self.channel.keeps:
-            raise ValueError(f"{query} is for edges that keep labels: leave out relabel")
 
     def elbo(self, y: Tensor, observed: Tensor | None = None, num_samples: int = 1) -> Tensor:
         r"""Samples of the lower bound on :math:`\log p(y_\tau)`, the paper's equation (5):
@@ -213,9 +198,7 @@ class NeighborMixture(GraphDistribution):
         q = q.expand(torch.broadcast_shapes(self.batch_shape, q.batch_shape))
         return q.log_terms(q.sample(Size([num_samples]))).sum(-1)
 
-    def entropy_bound(
-        self, num_samples: int = 1, estimator: str = "one_step_credit", order: Tensor | None = None
-    ) -> Tensor:
+    def entropy_bound(self, num_samples: int = 1, order: Tensor | None = None) -> Tensor:
         r"""Samples of a lower bound on the entropy of all labels, each with its label summed out,
         the paper's equation (10) without its sampling of :math:`y_i`:
 
@@ -223,9 +206,9 @@ class NeighborMixture(GraphDistribution):
 
             H(y) \ge E_{p(y, c)} \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) .
 
-        The gradient of ``estimator="reward_to_go"`` is unbiased and needs two samples. The gradient
-        of ``"one_step_credit"`` has far less noise: it counts only the direct effect of a choice on
-        later terms, averaged over all choices and labels of a node.
+        The gradient counts only the direct effect of a choice on later terms, averaged over all
+        choices and labels of a node. It has little noise, and a bias of some per cent of its
+        length; that of :class:`~pyro_nmm.guides.MixtureGuide` has none and far more noise.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
@@ -233,14 +216,14 @@ class NeighborMixture(GraphDistribution):
         tensor([1.3723, 1.3723])
 
         :param Tensor order: ``(N,)`` node ids; every order gives a bound. Default ascending.
-        :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C^2)` a sample.
+        :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C)` a sample, with gradients
+            :math:`O(E C^2)`.
         """
         check_plain("entropy_bound", self.batch_shape)
-        self._check_keeps("entropy_bound")
-        way = as_member(EntropyEstimator, estimator=estimator)
-        check_integers(2 if way is EntropyEstimator.REWARD_TO_GO else 1, num_samples=num_samples)
+        self._of_kept_labels("entropy_bound")
+        check_integers(1, num_samples=num_samples)
         (alpha, logits), provenance = untracked(self.alpha, self.logits)
-        samples = entropy_bound(self.hood, alpha, logits, num_samples, way, order)
+        samples = entropy_bound(self.hood, alpha, logits, num_samples, order)
         return track_provenance(samples, provenance)
 
     def log_likelihood(
@@ -253,10 +236,9 @@ class NeighborMixture(GraphDistribution):
     ) -> Tensor:
         r"""Estimate of :math:`\log p(y_\tau)`, or of :math:`\log p(y_\tau \mid y_\rho)`, in nats,
         by importance weights of draws of :math:`q`, see :meth:`OrderedConditional.log_likelihood`.
-        It is a lower bound on average, tighter than :meth:`elbo`. With ``given`` it is a ratio of
-        two such.
-        On large graphs whose labels correlate it is too low and may favour independent labels:
-        docs/results/estimators.md has both beside :meth:`path_likelihood`.
+        It is tighter than :meth:`elbo`, and with ``given`` a ratio of two means. On large graphs
+        whose labels correlate it is too low and may favour independent labels:
+        docs/results/estimators.md compares it with :meth:`path_likelihood`.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
@@ -304,13 +286,11 @@ class NeighborMixture(GraphDistribution):
 
         .. math::
 
-            \log p(y) &= \sum_i \log p(y_i) \\
-                &- \int_0^\infty E_{p(c \mid y, e^s \alpha)}
+            \log p(y) = \sum_i \log p(y_i) - \int_0^\infty E_{p(c \mid y, e^s \alpha)}
                 \Big[\frac{d}{ds} \log p(y, c \mid e^s \alpha)\Big] ds
 
-        Gibbs chains carry the states from independence to ``alpha``. It serves large graphs, where
-        :meth:`elbo` and :meth:`log_likelihood` are far too low if labels correlate. For few nodes
-        :meth:`log_prob` is exact.
+        It serves large graphs, where :meth:`elbo` and :meth:`log_likelihood` are far too low if
+        labels correlate. For few nodes :meth:`log_prob` is exact.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
@@ -321,10 +301,10 @@ class NeighborMixture(GraphDistribution):
 
         :param y, observed: as for :meth:`log_likelihood`.
         :param Tensor given: ``(N,)`` mask :math:`\rho`, default none; else a difference of two.
-        :param int num_chains: With one chain the standard error has one degree of freedom.
+        :param int num_chains: of Gibbs sweeps, which carry their states from independence to
+            ``alpha`` and back. With one, the standard error has one degree of freedom.
         :param int num_points: of the grid of concentrations: 5, 9, 13, ...
-        :param int num_sweeps: at each point, on the way down from independence and again on the
-            way up. Raise it, if the standard error is too large.
+        :param int num_sweeps: at each point, both ways. Raise it if the error is too large.
         :return: ``log_likelihood`` and ``standard_error``, ``(...)`` each. Cost:
             :math:`O(E)` times chains, points, and twice the sweeps.
         """
@@ -334,7 +314,8 @@ class NeighborMixture(GraphDistribution):
         check_mask(given, self.hood.num_nodes, self.hood.device, "given")
         both = torch.ones_like(given) if observed is None else given | observed
         joint, part = (self.in_order(y, mask).path_likelihood(*options) for mask in (both, given))
-        return joint.less(part)
+        error = joint.standard_error.hypot(part.standard_error)
+        return PathEstimate(joint.log_likelihood - part.log_likelihood, error)
 
     @torch.no_grad()
     def condition(
@@ -355,17 +336,20 @@ class NeighborMixture(GraphDistribution):
         :raises ValueError: for a batch, a large sum, and values of sites in ``TraceGraph_ELBO``.
         """
         check_plain("condition", self.batch_shape)
-        return self.prior().condition(y, observed, num_samples, weighted or num_samples is None)
+        prior = self.prior()
+        prior.weighted = weighted or num_samples is None
+        return prior.condition(y, observed, num_samples)
 
     def prior(self, num_samples: int | None = None) -> Posterior:
         """This distribution as a posterior without observed labels: exact, or ``num_samples`` equal
         components, each of which draws its own choices under :meth:`Posterior.condition`.
         """
         check_plain("prior", self.batch_shape)
-        plain = self.parameters.detach()
-        alpha, logits, channel = posterior_values(plain.alpha, plain.logits, plain.channel)
-        components, exact = Components.prior(alpha), num_samples is None
+        plain = self.alpha.detach(), self.logits.detach(), self.channel.detach()
+        alpha, logits, channel = posterior_values(*plain)
+        parameters, exact = Parameters(self.hood, alpha, logits, channel), num_samples is None
+        components = Components.prior(parameters)
         if num_samples is not None:
             check_integers(1, num_samples=num_samples)
             components = components.resampled(num_samples)
-        return Posterior(self.hood, logits, components, channel, is_exact=exact, weighted=exact)
+        return Posterior(components, is_exact=exact, weighted=exact)

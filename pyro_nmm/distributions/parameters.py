@@ -22,7 +22,6 @@ from pyro_nmm.graph_arguments import (
     in_single,
 )
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import Entries, entries_of
 from pyro_nmm.relabel import KEEP, Channel, check_relabel
 
 
@@ -78,11 +77,6 @@ class Parameters:
         logits = self.logits.index_select(-1, rows.edge)
         return Parameters(rows, self.alpha, logits, self.channel.of(rows.edge))
 
-    def detach(self) -> "Parameters":
-        """The same parameters without gradients."""
-        plain = self.alpha.detach(), self.logits.detach(), self.channel.detach()
-        return Parameters(self.hood, *plain)
-
     def evidence(self, y: Tensor, observed: Tensor | None = None) -> Tensor:
         r"""``(..., num_edges, C)``: :math:`\log p(y_i \mid u_i)` of labels ``(..., N)``."""
         y = check_labels(self.hood, y, self.hood.num_nodes)
@@ -90,10 +84,3 @@ class Parameters:
         check_label_range(rows, y.index_select(-1, rows.nodes), self.num_classes)
         y = y if observed is None else y.where(observed, 0)
         return self.channel.evidence(self.hood, y)
-
-    def entries(self, labels: Tensor) -> Entries:
-        """What the rows of ``hood``, without a batch, borrow if they show ``labels``, with a batch
-        dimension of one."""
-        data = labels if self.channel.keeps else self.channel.evidence(self.hood, labels)
-        entries = entries_of(self.hood, self.alpha, self.hood.log_softmax(self.logits), data)
-        return entries.map(lambda part: part[None])

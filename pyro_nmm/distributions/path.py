@@ -26,7 +26,8 @@ from torch import Tensor
 
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import Draw, Entries, Wide, drawn_terms, shift_evidence
+from pyro_nmm.ops.counts import ranks
+from pyro_nmm.ops.entries import Draw, Entries, Wide, picked, shift_evidence
 from pyro_nmm.ops.gibbs import sweep
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 
@@ -40,11 +41,6 @@ class PathEstimate(NamedTuple):
     log_likelihood: Tensor
     #: of the chains' ways down and up, which differ by noise and lag, and of Simpson's rule
     standard_error: Tensor
-
-    def less(self, other: "PathEstimate") -> "PathEstimate":
-        """The difference of independent estimates, such as a conditional log-probability."""
-        value = self.log_likelihood - other.log_likelihood
-        return PathEstimate(value, self.standard_error.hypot(other.standard_error))
 
 
 @torch.no_grad()
@@ -107,5 +103,8 @@ def independent(rows: Neighborhood, entries: Entries) -> tuple[Tensor, float]:
 
 def slope_of(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     """``(B,)``: the derivative of log p(y, c) with respect to the log of all concentrations."""
-    above, below, same, every = drawn_terms(rows, entries, draw)
+    choices, size = rows.source[draw.edges], entries.num_classes
+    same, every = ranks(choices, draw.labels, rows.num_sources, size)[0]
+    places = (draw.edges,) * 2 if entries.observed else (choices * size + draw.labels, choices)
+    above, below = picked(entries.alpha, places[0]), picked(entries.total, places[1])
     return (every / (below + every) - same / (above + same)).sum(-1)

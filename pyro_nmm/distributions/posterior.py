@@ -14,8 +14,6 @@ from torch.nn.functional import one_hot
 from pyro_nmm.arguments import as_set, as_shape, as_tensor, check_integers, check_mask
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components, of_components
-from pyro_nmm.distributions.parameters import Parameters
-from pyro_nmm.distributions.sequential import predict_in_turn
 from pyro_nmm.graph_arguments import (
     as_nodes,
     check_label_range,
@@ -30,7 +28,6 @@ from pyro_nmm.ops.gibbs import SweepRecord
 from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
 from pyro_nmm.ops.sampling import draw_from_urns, pick
 from pyro_nmm.provenance import posterior_values, untracked
-from pyro_nmm.relabel import KEEP, Channel
 
 
 class Posterior:
@@ -52,8 +49,7 @@ class Posterior:
     tensor([[0.0000, 1.0000],
             [0.4167, 0.5833]])
 
-    :param Tensor logits: ``(num_edges,)`` attention scores in the order of ``hood``, see
-        :func:`~pyro_nmm.edge_values`.
+    :param components: choices ``(T, n)`` of the observed nodes, their labels, and the parameters.
     :param bool is_exact: whether the components are all choices there are.
     :param bool weighted: whether weights are probabilities of labels, or all equal.
     :param SweepRecord chains: diagnostics of Gibbs sweeps, if the components are states of these.
@@ -61,23 +57,24 @@ class Posterior:
 
     def __init__(
         self,
-        hood: Neighborhood,
-        logits: Tensor,
         components: Components,
-        channel: Channel = KEEP,
         *,
         is_exact: bool = False,
         weighted: bool = True,
         chains: SweepRecord | None = None,
     ) -> None:
-        self.hood, self.logits, self.components, self.channel = hood, logits, components, channel
-        self.parameters = Parameters(hood, components.alpha, logits, channel)
-        self.num_classes, self.nodes = self.parameters.num_classes, components.nodes
+        self.components, self.parameters = components, (parameters := components.parameters)
+        self.hood, self.logits, self.channel = (
+            parameters.hood,
+            parameters.logits,
+            parameters.channel,
+        )
+        self.num_classes, self.nodes = parameters.num_classes, components.nodes
         self.is_exact, self.weighted, self.chains = is_exact, weighted, chains
         self.log_weights = components.log_weights  #: ``(T,)``: :math:`\log w_t`, normalised
         # The place of every node among the observed ones, or -1.
-        self._place = torch.full((hood.num_nodes,), -1, device=hood.device)
-        self._place[self.nodes] = torch.arange(len(self.nodes), device=hood.device)
+        self._place = torch.full((self.hood.num_nodes,), -1, device=self.hood.device)
+        self._place[self.nodes] = torch.arange(len(self.nodes), device=self.hood.device)
         self.observed = self._place >= 0
         self._probs = components.probs()
         #: ``(N,)``: the most probable labels of the observed nodes, zero elsewhere.
@@ -88,22 +85,12 @@ class Posterior:
         sizes = f"num_observed={len(self.nodes)}, num_components={len(self.components)}"
         return f"{type(self).__name__}(hood={self.hood}, {sizes}, is_exact={self.is_exact})"
 
-    @property
-    def states(self) -> Tensor:
-        """``(T, 2, n)``: choices and borrowed labels of the observed nodes in each component, as
-        samples of :class:`EvidenceConditional`, with weights in :attr:`log_weights`.
-        """
-        labels = self.components.labels.expand_as(self.components.choices)
-        both = torch.stack([self.components.choices, labels], 1)
-        return both.index_select(-1, self.nodes.argsort())
-
     @torch.no_grad()
     def condition(
         self,
         y: Tensor,
         observed: Tensor | None = None,
         num_samples: int | None = None,
-        weighted: bool | None = None,
     ) -> "Posterior":
         r"""The posterior given labels :math:`y_\rho` too: every component draws the new choices,
 
@@ -112,13 +99,13 @@ class Posterior:
             c_\rho^{(t)} \sim q(c_\rho \mid y_\rho, c_\tau^{(t)}, y_\tau), \qquad
             w_t \leftarrow w_t \prod_{i \in \rho} p(y_i \mid y_{<i}, c_{<i}^{(t)}) .
 
-        An exact posterior stays exact, by a sum over all choices of both sets.
+        An exact posterior stays exact, by a sum over all choices of both sets. Equal weights stay
+        equal.
 
         :param Tensor y: ``(N,)`` labels, read where the mask ``observed`` only, as for
             :meth:`NeighborMixture.condition`.
         :param int num_samples: Draw so many components by their weight, and continue with these:
             the way to add many labels to an exact posterior. Default: every component once.
-        :param bool weighted: Whether weights change as above. Default: unless they are equal.
         :return: a new posterior. Cost: :math:`O(T E_\rho)`, the edges into the new nodes.
         :raises ValueError: for a label that contradicts an observed one, or too large an exact sum.
         """
@@ -132,16 +119,13 @@ class Posterior:
             check_possible(part.hood, part.channel.evidence(part.hood, labels))
         exact, components = self.is_exact and num_samples is None, self.components
         if exact:
-            weighted, components = True, components.extended(self.parameters, nodes, labels)
+            components = components.extended(nodes, labels)
         else:
-            change = self.weighted if weighted is None else bool(weighted)
-            weighted = change or (self.weighted and num_samples is None)  # as they are, or new
             if num_samples is not None:
                 components = components.resampled(num_samples)
             if len(nodes):
-                components = components.continued(self.parameters, nodes, labels, change)
-        parts = self.hood, self.logits, components, self.channel
-        return Posterior(*parts, is_exact=exact, weighted=weighted)
+                components = components.continued(nodes, labels, self.weighted)
+        return Posterior(components, is_exact=exact, weighted=exact or self.weighted)
 
     def _new(self, query: str, y: Tensor, observed: Tensor | None) -> tuple[Tensor, Tensor]:
         """Nodes that become observed, and their labels."""
@@ -180,7 +164,7 @@ class Posterior:
         if not len(new):
             return self.logits.new_zeros(())
         particles = self.components.resampled(num_particles)
-        terms = particles.choices_of(self.parameters, new, labels, weighted=True)[2]
+        terms = particles.choices_of(new, labels, weighted=True)[2]
         assert terms is not None
         mean = terms.double().logsumexp(0) - math.log(num_particles)
         return track_provenance(mean.to(self.logits), provenance)
@@ -267,42 +251,33 @@ class Posterior:
             parts.append(log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf).logsumexp(0))
         return torch.stack(parts).logsumexp(0).view(labels.shape[:-1])
 
-    def predict(
-        self, nodes: Tensor | None = None, method: str = "marginal", generator=None
-    ) -> Tensor:
-        r"""Predicted labels.
+    def predict(self, nodes: Tensor | None = None, method: str = "marginal") -> Tensor:
+        r"""``(K,)``: predicted labels of distinct nodes ``(K,)``, default all; observed ones stay.
 
         * ``"marginal"``: the mode of each node's own marginal.
         * ``"joint"``: the joint mode of a small set of nodes, over all :math:`C^K` labellings.
         * ``"sequential"``: node after node, the most certain first, each given all earlier ones.
           Linear in the edges and in the components: condition with some dozens of ``num_samples``.
-
-        :param Tensor nodes: ``(K,)`` distinct node ids, default all; observed labels stay.
-        :param torch.Generator generator: the source of randomness of ``"sequential"``.
-        :return: ``(K,)`` labels.
         """
-        nodes, labels = as_nodes(self.hood, nodes), self.labels.clone()
+        nodes, labels, size = as_nodes(self.hood, nodes), self.labels.clone(), self.num_classes
         # Labels that differ between components have a mode too, jointly with others.
         joint = self.components.latent and method == "joint"
         free = nodes if joint else nodes[~self.observed[nodes]]
-        if method == "marginal":
-            labels[free] = self._marginals(self.hood.take(free)).argmax(-1)
-        elif method == "joint" and len(free):
-            size = self.num_classes
+        if method not in ("marginal", "joint", "sequential"):
+            raise ValueError(f"method must be 'marginal', 'joint' or 'sequential', got {method!r}")
+        if method == "sequential" and not self.channel.keeps:
+            raise ValueError("method='sequential' is for edges that keep labels: use 'marginal'")
+        if method == "joint" and len(free):
             if size ** len(free) > enumeration.MAX_CHOICES:
                 number = f"{size}^{len(free)} labellings of nodes"
                 raise ValueError(f"method='joint' would compare {number}: use method='sequential'")
             every = enumeration.enumerate_labels(len(free), size, free.device)
             labels[free] = every[self.log_marginal(free, every).argmax()]
-        elif method == "sequential" and not self.channel.keeps:
-            raise ValueError("method='sequential' is for edges that keep labels: use 'marginal'")
-        elif method == "sequential" and len(free):
-            certainty = self._marginals(self.hood.take(free)).max(-1).values
-            order = free[certainty.argsort(descending=True, stable=True)]
-            components = self.components
-            labels[order] = predict_in_turn(self.hood, self.logits, components, order, generator)
-        elif method not in ("joint", "sequential"):
-            raise ValueError(f"method must be 'marginal', 'joint' or 'sequential', got {method!r}")
+        elif len(free):
+            certainty, labels[free] = self._marginals(self.hood.take(free)).max(-1)
+            if method == "sequential":
+                order = free[certainty.argsort(descending=True, stable=True)]
+                labels[order] = self.components.predict_in_turn(order)
         return labels[nodes]
 
     @torch.no_grad()

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import compiled
-from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import Draw, Entries, shift_evidence
 from pyro_nmm.ops.sampling import uniforms_of
@@ -45,16 +44,13 @@ class Annealed(NamedTuple):
 def anneal(
     rows: Neighborhood, start: Entries, end: Entries, draw: Draw, num_sweeps: int
 ) -> Annealed:
-    """Draws carried to other parameters. Cost: as of ``num_sweeps``, or one more if it is odd."""
+    """Draws carried to other parameters. Cost: as of ``num_sweeps``, or one more if it is odd, with
+    a number in memory for each sweep and row."""
     num_sweeps += num_sweeps % 2
     start, end = (
         shift_evidence(rows, entries.map(lambda t: t.double() if t.is_floating_point() else t))[0]
         for entries in (start, end)
     )
-    gain = rise = torch.zeros(len(draw.edges), dtype=torch.double, device=rows.device)
-    for part in blocks(num_sweeps, draw.edges.numel()):
-        uniforms = uniforms_of(rows, part.stop - part.start, len(draw.edges))
-        inputs = rows, start, end, draw, uniforms, part.start, num_sweeps
-        *states, more, higher = compiled.anneal(*inputs)
-        draw, gain, rise = Draw(*states), gain + more, rise + higher
-    return Annealed(draw, gain, rise)
+    uniforms = uniforms_of(rows, num_sweeps, len(draw.edges))
+    edges, labels, gain, rise = compiled.anneal(rows, start, end, draw, uniforms)
+    return Annealed(Draw(edges, labels), gain, rise)

@@ -140,11 +140,6 @@ class ChoiceGroups:
         return values.sum(-1, keepdim=True, dtype=values.dtype).expand_as(values).flatten(1)
 
 
-def on_edges(rows: Neighborhood, labels: Tensor) -> Tensor:
-    """``(b, num_edges)``: labels of edges, by default of their rows ``(b, num_rows)``."""
-    return labels if labels.shape[-1] == rows.num_edges else labels.index_select(-1, rows.row)
-
-
 def indicator(edges: Tensor, num_edges: int) -> Tensor:
     """``(B, num_edges)`` int32, one at the chosen edges ``(B, num_rows)``."""
     zeros = torch.zeros(len(edges), num_edges, dtype=torch.int32, device=edges.device)

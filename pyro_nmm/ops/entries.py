@@ -15,19 +15,19 @@ where :math:`s_{ijk}` counts the earlier rows that borrowed :math:`k` from :math
 """
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.utils import scatter, segment
 
 from pyro_nmm import compiled
 from pyro_nmm.blocks import at_labels, row_blocks
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import ChoiceGroups, indicator, on_edges, ranks
+from pyro_nmm.ops.counts import ChoiceGroups, indicator
 from pyro_nmm.provenance import untracked
 
 
@@ -37,8 +37,7 @@ class Entries(NamedTuple):
     log_attention: Tensor  #: ``(b, num_edges)``
     alpha: Tensor  #: ``(b, num_edges)`` of observed labels, else ``(b, num_sources, C)``
     total: Tensor  #: sums over all labels: ``(b, num_edges)``, else ``(b, num_sources)``
-    #: Observed labels, ``(b, num_rows)``, or evidence ``(b, num_rows, C)``; ``num_edges`` in place
-    #: of ``num_rows`` if they depend on the edge.
+    #: Observed labels ``(b, num_rows)``, or evidence ``(b, num_rows, C)`` or ``(b, num_edges, C)``
     data: Tensor
     num_classes: int
 
@@ -55,7 +54,7 @@ def entries_of(rows: Neighborhood, alpha: Tensor, log_attention: Tensor, data: T
     """Entries of observed labels or of evidence, each with batch dimensions of its own."""
     if data.is_floating_point():
         return evidence_entries(log_attention, alpha, data)
-    above = at_labels(alpha, rows.source, on_edges(rows, data))
+    above = at_labels(alpha, rows.source, data.index_select(-1, rows.row))
     total = alpha.sum(-1).index_select(-1, rows.source)
     return Entries(log_attention, above, total, data, alpha.shape[-1])
 
@@ -77,11 +76,8 @@ def numbers_of(draw: Draw, size: int) -> Tensor:
     return draw.edges if size == 1 else draw.edges * size + draw.labels
 
 
-def draw_of(numbers: Tensor, size: int, labels: Tensor | None = None) -> Draw:
-    """Edges and labels of entries ``(B, num_rows)``, ``size`` an edge, whose ``labels`` are given
-    if there is one an edge."""
-    if labels is not None:
-        return Draw(numbers, picked(labels, numbers))
+def draw_of(numbers: Tensor, size: int) -> Draw:
+    """Edges and latent labels of entries ``(B, num_rows)``, ``size`` an edge."""
     return Draw(numbers.div(size, rounding_mode="floor"), numbers % size)
 
 
@@ -90,15 +86,6 @@ def picked(table: Tensor, places: Tensor) -> Tensor:
     if len(table) == 1:  # a gradient of the table's size, not of the batch's
         return table.flatten().index_select(0, places.flatten()).view_as(places)
     return table.flatten(1).gather(1, places)
-
-
-def drawn_terms(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor, ...]:
-    """``(B, num_rows)`` four times, of drawn entries: ``alpha``, ``total``, and how many earlier
-    rows chose the source with the same label, and with any."""
-    choices, size = rows.source[draw.edges], entries.num_classes
-    places = (draw.edges,) * 2 if entries.observed else (choices * size + draw.labels, choices)
-    tables = picked(entries.alpha, places[0]), picked(entries.total, places[1])
-    return *tables, *ranks(choices, draw.labels, rows.num_sources, size)[0]
 
 
 def shift_evidence(rows: Neighborhood, entries: Entries) -> tuple[Entries, Tensor | int]:
@@ -142,7 +129,7 @@ class Wide:
     @cached_property
     def labels(self) -> Tensor:
         if self.size == 1:
-            return on_edges(self.rows, self._data)
+            return self._data.index_select(-1, self.rows.row)
         number = self.rows.num_edges // self.size
         return torch.arange(self.size, device=self.rows.device).repeat(number)[None]
 
@@ -160,7 +147,9 @@ class Wide:
         return same.unflatten(1, (-1, self.size)), every[:, :: self.size]
 
     def split(self, numbers: Tensor) -> Draw:
-        return draw_of(numbers, self.size, self.labels if self.size == 1 else None)
+        if self.size > 1:
+            return draw_of(numbers, self.size)
+        return Draw(numbers, picked(self.labels, numbers))
 
 
 #: Entries whose terms are kept for a gradient: half saves no time, twice takes twice the memory,
@@ -181,9 +170,8 @@ def met(rows: Neighborhood, entries: Entries, draw: Draw, part: slice) -> tuple[
     if draw.counts:
         edges = _span(rows, part)
         return draw.counts[0][:, edges], draw.counts[1][:, edges]
-    wanted = on_edges(rows, entries.data) if entries.observed else None
-    same, every = compiled.meet(rows, draw, part, wanted, entries.num_classes)
-    return same, every
+    wanted = entries.data if entries.observed else None
+    return compiled.meet(rows, draw, part, wanted, entries.num_classes)
 
 
 def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor, Tensor]:
@@ -196,13 +184,16 @@ def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor
     entries, top = shift_evidence(rows, Entries(*plain))
     if draw.counts is None and not compiled.runs_on(rows.device):
         draw = draw._replace(counts=Wide(rows, entries).counts(draw))
-    number = len(draw.edges) * rows.num_edges * (1 if entries.observed else entries.num_classes)
-    data = entries.data
-    factors = *entries[:3], data if entries.observed else data.exp()
-    if number <= KEPT:
-        predicted, choice = _Part(rows, entries, draw, slice(0, rows.num_rows)).terms(*factors)
+    log_attention, alpha, total, data = entries[:4]
+    factors = [log_attention, alpha, total]
+    if not entries.observed:
+        factors = [log_attention, _at(alpha, rows.source), _at(total, rows.source), data.exp()]
+    size = len(draw.edges) * (1 if entries.observed else entries.num_classes)
+    if size * rows.num_edges <= KEPT:
+        whole = slice(0, rows.num_rows)
+        predicted, choice = _terms(rows, entries, draw, whole, *factors)
     else:
-        predicted, choice = _InBlocks.apply(*factors, entries.num_classes, rows, draw)
+        predicted, choice = _in_blocks(rows, entries, draw, size, factors)
     if not entries.observed:
         each = torch.arange(rows.num_rows, device=rows.device)
         place = draw.edges if _per_edge(rows, data) else each
@@ -211,97 +202,43 @@ def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor
     return track_provenance(predicted, provenance), track_provenance(choice, provenance)
 
 
-class _Part:
-    """Some rows of :func:`predictive`."""
-
-    def __init__(self, rows: Neighborhood, entries: Entries, draw: Draw, part: slice) -> None:
-        edges, self.num_rows = _span(rows, part), part.stop - part.start
-        self.observed, self.num_classes = entries.observed, entries.num_classes
-        self.same, self.every = met(rows, entries, draw, part)
-        self.chosen, self.labels = draw.edges[:, part] - edges.start, draw.labels[:, part]
-        row, source = rows.row[edges], rows.source[edges]
-        self.row = row - part.start
-        place: slice | Tensor = edges if self.observed else source
-        by_edge = self.observed or _per_edge(rows, entries.data)
-        #: Where log attention, ``alpha``, ``total`` and likelihood have the values of the edges.
-        self.places = edges, place, place, edges if by_edge else row
-
-    def terms(self, *factors: Tensor) -> tuple[Tensor, Tensor]:
-        return self.terms_of_edges(*map(_at, factors, self.places))
-
-    def terms_of_edges(
-        self, log_attention: Tensor, alpha: Tensor, total: Tensor, likelihood: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """:func:`predictive`, but without the evidence of the choice."""
-        # Converted first: sums of integers and numbers take three times as long.
-        same, every = self.same.to(alpha.dtype), self.every.to(alpha.dtype)
-        if self.observed:
-            place, above = self.chosen, alpha + same[..., 0]
-        else:
-            place = self.chosen * self.num_classes + self.labels
-            if len(same) == 1:
-                above = ((alpha + same) * likelihood).sum(-1)
-            else:  # two sums, of which the larger one needs no gradient by alpha
-                above = (alpha * likelihood).sum(-1) + (same * likelihood).sum(-1)
-        weight = log_attention.exp() * (above / (total + every))
-        predicted = scatter(weight, self.row, -1, dim_size=self.num_rows, reduce="sum").log()
-        seen = picked(alpha, place) + picked(same, place)
-        below = picked(total, self.chosen) + picked(every, self.chosen)
-        return predicted, picked(log_attention, self.chosen) + (seen / below).log() - predicted
+def _in_blocks(rows, entries, draw, size, factors):
+    # The gradient computes each block of rows again, so that its terms need not be kept.
+    parts = list(row_blocks(rows.ptr, size, KEPT // 4))
+    num_rows = [part.stop - part.start for part in parts]
+    num_edges = [span.stop - span.start for span in (_span(rows, part) for part in parts)]
+    columns = [t.split(num_edges if t.shape[1] == rows.num_edges else num_rows, 1) for t in factors]
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    found = [
+        again(_terms, rows, entries, draw, *each) for each in zip(parts, *columns, strict=True)
+    ]
+    return (torch.cat(each, 1) for each in zip(*found, strict=True))
 
 
-class _InBlocks(torch.autograd.Function):
-    # The gradient computes each block of rows again: memory does not grow with their entries.
-
-    @staticmethod
-    def forward(ctx, log_attention, alpha, total, likelihood, num_classes, rows, draw):
-        entries = Entries(log_attention, alpha, total, likelihood, num_classes)
-        ctx.save_for_backward(*entries[:4], *draw[:2])
-        ctx.rows, ctx.counts, ctx.num_classes = rows, draw.counts, num_classes
-        terms = [part.terms(*entries[:4]) for _, part in _InBlocks.parts(rows, entries, draw)]
-        predicted, choice = (torch.cat(parts, 1) for parts in zip(*terms, strict=True))
-        return predicted, choice
-
-    @staticmethod
-    def parts(rows, entries, draw):
-        size = len(draw.edges) * (1 if entries.observed else entries.num_classes)
-        # A million nodes with five labels then take half a gigabyte, with blocks of KEPT .84.
-        for part in row_blocks(rows.ptr, size, KEPT // 4):
-            yield part, _Part(rows, entries, draw, part)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, to_predicted, to_choice):
-        *tensors, edges, labels = ctx.saved_tensors
-        entries = Entries(*tensors, ctx.num_classes)
-        draw = Draw(edges, labels, ctx.counts)
-        needed = ctx.needs_input_grad[: len(tensors)]
-        sums = [torch.zeros_like(t) if n else None for t, n in zip(tensors, needed, strict=True)]
-        for part, block in _InBlocks.parts(ctx.rows, entries, draw):
-            places = zip(tensors, block.places, needed, strict=True)
-            of_edges = [_at(t, at).detach().requires_grad_(n) for t, at, n in places]
-            with torch.enable_grad():
-                terms = block.terms_of_edges(*of_edges)
-            slopes = to_predicted[:, part], to_choice[:, part]
-            leaves = [t for t in of_edges if t.requires_grad]
-            gradients = iter(torch.autograd.grad(terms, leaves, slopes))
-            for total, at in zip(sums, block.places, strict=True):
-                if total is not None:
-                    _add_at(total, at, next(gradients))
-        return *sums, None, None, None
+def _terms(rows, entries, draw, part, log_attention, alpha, total, likelihood=None):
+    """:func:`predictive` of some rows, but without the evidence of the choice."""
+    edges, num_rows = _span(rows, part), part.stop - part.start
+    row, chosen = rows.row[edges] - part.start, draw.edges[:, part] - edges.start
+    # Converted first: sums of integers and numbers take three times as long.
+    same, every = (counts.to(alpha.dtype) for counts in met(rows, entries, draw, part))
+    if likelihood is None:
+        place, above = chosen, alpha + same[..., 0]
+    else:
+        place = chosen * entries.num_classes + draw.labels[:, part]
+        likelihood = likelihood if _per_edge(rows, entries.data) else _at(likelihood, row)
+        if len(same) == 1:
+            above = ((alpha + same) * likelihood).sum(-1)
+        else:  # two sums, of which the larger one needs no gradient by alpha
+            above = (alpha * likelihood).sum(-1) + (same * likelihood).sum(-1)
+    weight = log_attention.exp() * (above / (total + every))
+    predicted = scatter(weight, row, -1, dim_size=num_rows, reduce="sum").log()
+    seen = picked(alpha, place) + picked(same, place)
+    below = picked(total, chosen) + picked(every, chosen)
+    return predicted, picked(log_attention, chosen) + (seen / below).log() - predicted
 
 
-def _at(tensor: Tensor, place: slice | Tensor) -> Tensor:
-    if isinstance(place, slice):
-        return tensor[:, place]
+def _at(tensor: Tensor, place: Tensor) -> Tensor:
     if len(tensor) == 1:  # whose gradient takes a fifth of the time of one along dimension 1
         return tensor[0].index_select(0, place)[None]
     index = place.view(1, -1, *[1] * (tensor.dim() - 2))
     return tensor.gather(1, index.expand(len(tensor), -1, *tensor.shape[2:]))
-
-
-def _add_at(tensor: Tensor, place: slice | Tensor, values: Tensor) -> None:
-    if isinstance(place, slice):
-        tensor[:, place] += values
-    else:
-        tensor.index_add_(1, place, values)

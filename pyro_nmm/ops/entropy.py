@@ -8,8 +8,6 @@ The bound is :math:`E_{p(y, c)} \sum_i h_i` with :math:`h_i = H(p(y_i \mid y_{<i
 :math:`\pi_i(j, k) = L_{ij} m_{ijk}`, which adds a count at :math:`(j, k)`.
 """
 
-from enum import StrEnum
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -20,57 +18,31 @@ from pyro_nmm.graph_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups, indicator
 from pyro_nmm.ops.sampling import draw_given_choices, pick, uniforms_of
-from pyro_nmm.ops.score_costs import costs_to_go, others_mean
-
-
-class EntropyEstimator(StrEnum):
-    """What a draw is charged with in the gradient, see :meth:`NeighborMixture.entropy_bound`."""
-
-    REWARD_TO_GO = "reward_to_go"  #: unbiased
-    ONE_STEP_CREDIT = "one_step_credit"  #: nearly so, with far less variance
 
 
 def entropy_bound(
-    hood: Neighborhood,
-    alpha: Tensor,
-    logits: Tensor,
-    num_samples: int,
-    estimator: EntropyEstimator,
-    order: Tensor | None,
+    hood: Neighborhood, alpha: Tensor, logits: Tensor, num_samples: int, order: Tensor | None
 ) -> Tensor:
     """``(num_samples,)``: see :meth:`NeighborMixture.entropy_bound`."""
     rows = hood if order is None else hood.take(order_to_rows(hood, order))
     attention = rows.softmax(logits.index_select(-1, rows.edge))
-    component = None
-    if estimator is EntropyEstimator.REWARD_TO_GO:
-        component = hood.components().index_select(0, rows.nodes)
     with torch.no_grad():
         edges = pick(rows, attention.expand(num_samples, -1), uniforms_of(rows, num_samples))
         labels = draw_given_choices(alpha, rows.source[edges])
-    return entropy_samples(rows, alpha, attention, edges, labels, component)
+    return entropy_samples(rows, alpha, attention, edges, labels)
 
 
 def entropy_samples(
-    rows: Neighborhood,
-    alpha: Tensor,
-    attention: Tensor,
-    edges: Tensor,
-    labels: Tensor,
-    component: Tensor | None,
+    rows: Neighborhood, alpha: Tensor, attention: Tensor, edges: Tensor, labels: Tensor
 ) -> Tensor:
-    r"""``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``, with
-
-    .. math::
-
-        \nabla \, \approx \sum_i \nabla h_i + \sum_i \sum_{j, k} \nabla \pi_i(j, k) \, D_i(j, k) .
-
-    Without components, :math:`D_i(j, k)` is the direct effect of one count on later :math:`h`, at
-    :math:`O(B E C^2)`. With components ``(num_rows,)``, the second sum is over drawn pairs, with
-    :math:`\nabla \log \pi_i`, and :math:`D_i` is the sum of :math:`h` over later rows of the
-    component less its mean over the other draws: unbiased, at :math:`O(B E C)`.
-    """
-    if component is None and compiled.runs_on(rows.device):
-        return _Compiled.apply(alpha, attention, rows, edges, labels)
+    r"""``(B,)``: :math:`\sum_i h_i` for drawn edges and labels ``(B, num_rows)``. The gradient is
+    :math:`\sum_i \nabla h_i + \sum_{ijk} \nabla \pi_i(j, k) \, D_i(j, k)`, with :math:`D_i(j, k)`
+    the direct effect of one count on later :math:`h`. Cost: :math:`O(B E C^2)`, without gradients
+    :math:`O(B E C)`."""
+    derives = torch.is_grad_enabled() and (alpha.requires_grad or attention.requires_grad)
+    if compiled.runs_on(rows.device):
+        inputs = alpha, attention, rows, edges, labels
+        return _Compiled.apply(*inputs) if derives else compiled.entropy(*inputs)[0]
     groups = Groups(rows.source[None], rows.num_sources)
     concentration = alpha.T.index_select(1, rows.source)  # (C, E), as all that follows
     classes = torch.arange(len(concentration), device=rows.device)
@@ -81,19 +53,12 @@ def entropy_samples(
     mean = above / below
     probs = rows.sum(attention * mean)
     bound = entr(probs).sum((1, 2))
-    joint = attention * mean
-    if component is None:
-        with torch.no_grad():
-            now = attention, mean, above, below, probs.index_select(2, rows.row)
-            credit = _expected_credit(groups, chosen, counts, *now)
-        score = (joint * credit).sum((1, 2))
-    else:
-        with torch.no_grad():
-            costs = costs_to_go(component, entr(probs).sum(1))
-            baseline = others_mean(costs, [0])
-            costs = (costs if baseline is None else costs - baseline).to(probs)
-        drawn = joint.gather(2, edges[:, None].expand(-1, len(classes), -1))
-        score = (drawn.gather(1, labels[:, None])[:, 0].log() * costs).sum(1)
+    if not derives:
+        return bound
+    with torch.no_grad():
+        now = attention, mean, above, below, probs.index_select(2, rows.row)
+        credit = _expected_credit(groups, chosen, counts, *now)
+    score = (attention * mean * credit).sum((1, 2))
     # The score may be far larger than the bound: subtract it from itself first.
     return bound + (score - score.detach())
 
@@ -101,7 +66,8 @@ def entropy_samples(
 class _Compiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, alpha, attention, rows, edges, labels):
-        bound, *gradients = compiled.entropy_and_gradient(rows, alpha, attention, edges, labels)
+        inputs = alpha, attention, rows, edges, labels
+        bound, *gradients = compiled.entropy(*inputs, slopes=True)
         ctx.save_for_backward(*gradients)
         return bound
 

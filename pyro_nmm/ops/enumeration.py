@@ -92,12 +92,9 @@ def log_marginals(
     shape = torch.broadcast_shapes(labels.shape[:-1], batch_shape)
     if not shape.numel():  # no labels, no gradient
         return (alpha.sum() + logits.sum()).expand(shape)
-    if batch_shape.numel() == 1:
-        log_prob = log_marginal(rows, alpha, logits, labels.reshape(-1, rows.num_rows), channel)
-        return log_prob.reshape(labels.shape[:-1]).expand(shape)
     batch = shape[len(shape) - len(batch_shape) :]
-    alpha = alpha.expand(*batch, -1, -1).flatten(end_dim=-3)
-    logits = logits.expand(*batch, -1).flatten(end_dim=-2)
+    alpha = alpha.expand(*batch, -1, -1).reshape(-1, *alpha.shape[-2:])
+    logits = logits.expand(*batch, -1).reshape(-1, logits.shape[-1])
     labels = labels.expand(*shape, -1).reshape(-1, len(alpha), rows.num_rows)
     columns = alpha, logits, labels.unbind(1), channel.split(batch)
     columns_log_prob = [log_marginal(rows, *column) for column in zip(*columns, strict=True)]

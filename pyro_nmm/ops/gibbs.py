@@ -30,7 +30,7 @@ from pyro_nmm import compiled
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import two_blocks
-from pyro_nmm.ops.counts import on_edges
+from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.diagnostics import effective_size
 from pyro_nmm.ops.entries import Draw, Entries, draw_of, numbers_of, shift_evidence
 from pyro_nmm.ops.sampling import uniforms_of
@@ -54,20 +54,17 @@ def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) ->
 
 @torch.no_grad()
 def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) -> Sweeps:
-    """Sweeps of ``B`` chains: :func:`sweep` on the processor, and two blocks on devices."""
+    """Sweeps of latent labels: :func:`sweep` on the processor, two blocks on devices."""
     if compiled.runs_on(rows.device):
         return sweep(rows, entries, draw, uniforms_of(rows, num_sweeps, len(draw.edges)))
     entries, _ = shift_evidence(rows, entries)
-    both, size = two_blocks.TwoBlocks.of(rows, entries), entries.num_classes
-    numbers = torch.cat(both.sweep(numbers_of(draw, both.size), num_sweeps), 1)
-    observed = on_edges(rows, entries.data) if entries.observed else None
-    drawn = draw_of(numbers, both.size, observed)[:2]
-    edges, labels = (part.unflatten(1, (num_sweeps, -1)) for part in drawn)
+    both = two_blocks.TwoBlocks.of(rows, entries.log_attention, entries.alpha, entries.data)
+    numbers = both.sweep(numbers_of(draw, both.size), num_sweeps)
+    edges, labels, _ = draw_of(torch.stack(numbers, 1), both.size)  # (B, S, num_rows)
     ones = torch.ones((), dtype=torch.int32, device=rows.device).expand_as(labels)
-    place = labels + size * torch.arange(rows.num_rows, device=rows.device)
-    visits = ones.new_zeros(len(labels), size * rows.num_rows)
-    visits = visits.scatter_add_(1, place.flatten(1), ones.flatten(1)).unflatten(1, (-1, size))
-    totals = ones.new_zeros(len(labels), num_sweeps, size).scatter_add_(2, labels, ones)
+    visits = ones.new_zeros(len(labels), rows.num_rows, both.size)
+    visits.scatter_add_(2, labels.mT, ones.mT)
+    totals = ones.new_zeros(len(labels), num_sweeps, both.size).scatter_add_(2, labels, ones)
     return Sweeps(Draw(edges[:, -1], labels[:, -1]), visits, totals)
 
 
@@ -75,15 +72,12 @@ def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) ->
 def left_out(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     r"""``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})`, in :math:`O(B E C)`."""
     entries, top = shift_evidence(rows, entries)
-    size, scores = entries.num_classes, []
-    for b in range(len(draw.edges)):
+    scores, numbers = [], 3 * entries.num_classes * rows.num_edges // max(1, rows.num_rows)
+    for b, (chosen, labels) in enumerate(zip(draw.edges, draw.labels, strict=True)):
         log_attention, alpha, _, evidence = (part[min(b, len(part) - 1)] for part in entries[:4])
-        chosen, labels = draw.edges[b], draw.labels[b]
-        counts = alpha.new_zeros(alpha.numel())
-        counts.index_add_(0, rows.source[chosen] * size + labels, counts.new_ones(len(labels)))
-        counts = counts.view_as(alpha)
+        counts = posterior_alpha(torch.zeros_like(alpha), rows.source[chosen], labels)
         parts = []
-        for part in blocks(rows.num_rows, 3 * size * rows.num_edges // max(1, rows.num_rows)):
+        for part in blocks(rows.num_rows, numbers):
             first, last = rows.ptr[part.start].item(), rows.ptr[part.stop].item()
             edges, row = slice(first, last), rows.row[first:last]
             drawn = torch.arange(first, last, device=rows.device) == chosen[row]
@@ -106,21 +100,20 @@ class SweepRecord(NamedTuple):
 
     def effective_size(self) -> Tensor:
         """``(C,)``: how many independent draws the totals are worth, over all chains [2]."""
-        self._check("effective_size", "chains of two draws or more", 1, 2)
-        return effective_size(self.totals)
+        return effective_size(self._of_size("effective_size", 1, 2))
 
     def gelman_rubin(self) -> Tensor:
         """``(C,)``: near one where chains, and halves of a chain, agree on the totals [2]."""
-        self._check("gelman_rubin", "two chains of four draws or more", 2, 4)
-        return split_gelman_rubin(self.totals, chain_dim=0, sample_dim=1)
+        return split_gelman_rubin(self._of_size("gelman_rubin", 2, 4), chain_dim=0, sample_dim=1)
 
-    def _check(self, name: str, needs: str, num_chains: int, num_draws: int) -> None:
+    def _of_size(self, name: str, num_chains: int, num_draws: int) -> Tensor:
         number, size = self.totals.shape[:2]
         if number < num_chains or size < num_draws:
             raise ValueError(
-                f"{name} needs {needs}, got {number} of {size}: raise num_chains or num_draws, or "
-                f"num_sweeps, of which the first half is left out"
+                f"{name} needs at least {num_chains} chains of {num_draws} draws, got {number} of "
+                f"{size}: raise num_chains or num_draws, or num_sweeps, half of which is left out"
             )
+        return self.totals
 
 
 @torch.no_grad()

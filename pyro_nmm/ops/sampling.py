@@ -57,46 +57,36 @@ SWEEPS = 4
 def draw_by_sweeps(rows: Neighborhood, entries: Entries, uniforms: Tensor) -> Draw:
     """The sequential draw as a fixed point, on any device. Cost: :math:`O(B E)` a sweep."""
     wide = Wide(rows, entries)
-    numbers, *counts = _draw_entries(wide, uniforms)
+    numbers, *counts = _draw_wide(wide, uniforms)
     return wide.split(numbers)._replace(counts=wide.as_counts(*counts))
 
 
-def _draw_entries(wide: Wide, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _draw_wide(wide: Wide, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Numbers of entries, and the counts that every entry saw, by label and of all labels."""
     rows, num_classes, labels = wide.rows, wide.num_classes, wide.labels
     attention = wide.log_weight.double().exp()
     size = BLOCK.get(rows.device.type, rows.num_rows)
     if rows.num_rows <= size:
         return settle(rows, wide.groups, attention, wide.alpha, wide.total, uniforms)
-    by_label = rows.source * num_classes + labels
-    keys, sizes = (rows.source, by_label), (rows.num_sources, rows.num_sources * num_classes)
-    if sizes[1] > rows.num_edges:  # only labels that occur at a node get a place
-        offset = sizes[1] * torch.arange(len(labels), device=rows.device)[:, None]
-        _, places = (by_label + offset).unique(return_inverse=True)
-        places = places - places.amin(1, keepdim=True)
-        keys, sizes = (rows.source, places), (rows.num_sources, int(places.max()) + 1)
-    tables = [torch.zeros(len(uniforms), n, dtype=torch.int32, device=rows.device) for n in sizes]
+    first_key = rows.source * (num_classes + 1)
+    keys, number = (first_key + num_classes, first_key + labels), len(uniforms)
+    size_of_table = number, rows.num_sources * (num_classes + 1)
+    table = torch.zeros(size_of_table, dtype=torch.int32, device=rows.device)
     parts, ends = [], [*rows.ptr[::size].tolist(), rows.num_edges]
     blocks = torch.arange(rows.num_rows, device=rows.device).split(size)
     for block, first, last in zip(blocks, ends, ends[1:], strict=False):
         part, span = rows.take(block, last - first), slice(first, last)
-        near = [key.expand(len(uniforms), -1)[:, span] for key in keys]
-        every, same = (table.gather(1, key) for table, key in zip(tables, near, strict=True))
+        near = [key.expand(number, -1)[:, span] for key in keys]
+        every, same = (table.gather(1, key) for key in near)
         alpha, total = wide.alpha[:, span] + same, wide.total[:, span] + every
         groups = ChoiceGroups(part, labels[:, span], num_classes, wide.size)
         edges, *more = settle(part, groups, attention[:, span], alpha, total, uniforms[:, block])
-        for table, key in zip(tables, near, strict=True):
+        for key in near:
             chosen = key.gather(1, edges)
             table.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=table.dtype))
         parts.append((edges + first, same + more[0], every + more[1]))
     edges, same, every = (torch.cat(part, 1) for part in zip(*parts, strict=True))
     return edges, same, every
-
-
-def unchanged(sweep: int, *pairs: tuple[Tensor, Tensor]) -> bool:
-    """Whether a sweep changed nothing; on a GPU, which waits for the answer, at every fourth."""
-    step = 1 if pairs[0][0].device.type == "cpu" else SWEEPS
-    return sweep % step == 0 and all(torch.equal(new, old) for new, old in pairs)
 
 
 def settle(
@@ -109,11 +99,12 @@ def settle(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Chosen edges ``(B, num_rows)``, and the counts of earlier rows that their edges saw."""
     edges, sweep = pick(rows, attention * (alpha / total), uniforms), 0
+    step = 1 if edges.device.type == "cpu" else SWEEPS  # a GPU waits for the answer
     while True:
         same, every = groups.earlier(indicator(edges, rows.num_edges))
         new = pick(rows, attention * ((alpha + same) / (total + every)), uniforms)
         sweep += 1
-        if unchanged(sweep, (new, edges)):
+        if sweep % step == 0 and torch.equal(new, edges):
             return edges, same, every
         edges = new
 
@@ -152,17 +143,10 @@ def draw_given_choices(alpha: Tensor, choices: Tensor) -> Tensor:
 
 @torch.no_grad()
 def draw_from_urns(alpha: Tensor, choices: Tensor, known: Tensor | None = None) -> Tensor:
-    r"""``(..., n)``: labels of :math:`p(y \mid c)` without any label distribution. The entry of
-    rank
-    :math:`t` among those that chose :math:`j`, counted from zero,
-
-    .. math::
-
-        \text{copies one of the } t \text{ earlier labels with probability }
-        \frac{t}{A_j + t}, \qquad \text{or else is drawn from } \alpha_j / A_j .
-
-    The first labels ``known``, ``(..., m)``, stay. Cost: :math:`O(n (C + \log n))`.
-    """
+    r"""``(..., n)``: labels of :math:`p(y \mid c)` without any label distribution. Of the entries
+    that chose :math:`j`, that of rank ``t`` copies one of the ``t`` earlier labels with probability
+    :math:`t / (A_j + t)`, or else draws from :math:`\alpha_j / A_j`. The first labels ``known``,
+    ``(..., m)``, stay. Cost: :math:`O(n (C + \log n))`."""
     groups = Groups(choices.reshape(-1, choices.shape[-1]), alpha.shape[-2])
     total = gather(alpha.sum(-1), choices).flatten()
     rank = groups.rank - groups.first
@@ -176,16 +160,12 @@ def draw_from_urns(alpha: Tensor, choices: Tensor, known: Tensor | None = None) 
     origin = torch.where(copies, earlier, torch.arange(len(rank), device=rank.device))
     while not torch.equal(further := origin[origin], origin):  # twice as far each time
         origin = further
-    labels = _draw_labels(alpha, choices[..., first:])
-    if known is not None:
-        labels = torch.cat([known.expand(*choices.shape[:-1], -1), labels], -1)
-    return labels.flatten()[origin].view_as(choices)
-
-
-def _draw_labels(alpha: Tensor, nodes: Tensor) -> Tensor:
-    """``(..., n)``: independent labels of nodes ``(..., n)``, by ``alpha`` ``(N, C)``."""
+    nodes = choices[..., first:]
     flat = nodes.flatten()
     labels = torch.empty_like(flat)
     for part in blocks(len(flat), alpha.shape[-1]):
         labels[part] = alpha.index_select(0, flat[part]).multinomial(1)[:, 0]
-    return labels.view_as(nodes)
+    labels = labels.view_as(nodes)
+    if known is not None:
+        labels = torch.cat([known.expand(*choices.shape[:-1], -1), labels], -1)
+    return labels.flatten()[origin].view_as(choices)

@@ -20,11 +20,9 @@ Free!", ICLR workshop, https://openreview.net/forum?id=r1lgTGL5DE.
 Reinforcement Learning", Machine Learning 8, https://doi.org/10.1007/BF00992696.
 """
 
-from collections.abc import Callable
 from enum import StrEnum
 from math import prod
 
-from pyro.distributions.score_parts import ScoreParts
 from torch import Tensor
 
 from pyro_nmm.ops.counts import Groups
@@ -36,24 +34,6 @@ class ScoreEstimator(StrEnum):
     REWARD_TO_GO = "reward_to_go"  #: unbiased
     NO_SCORE = "no_score"  #: without the score, as in EM
     REINFORCE = "reinforce"  #: textbook REINFORCE
-
-
-def score_parts(
-    estimator: ScoreEstimator, log_choice: Tensor, costs: Tensor, charge: Callable[[], Tensor]
-) -> ScoreParts:
-    r"""Score parts of :math:`q` for Pyro's losses, which add score times the whole bound. The score
-    of a row has mean zero given the past, so the entropy term may subtract costs that its choice
-    does not change. ``costs`` are :math:`f_i` ``(..., n)``, and ``charge`` makes :math:`D_i - b_i`.
-    """
-    log_prob = log_choice.sum(-1)
-    if estimator is ScoreEstimator.REINFORCE:
-        return ScoreParts(log_prob, log_prob, 0)  # type: ignore[arg-type]
-    excess = costs.sum(-1, keepdim=True)
-    if estimator is not ScoreEstimator.NO_SCORE:
-        excess = excess - charge()
-    variate = (log_choice * excess).sum(-1)
-    # Zero with a derivative, because some losses add the entropy term to the bound's value.
-    return ScoreParts(log_prob, log_prob, log_prob + (variate - variate.detach()))
 
 
 def costs_to_go(component: Tensor, log_label: Tensor) -> Tensor:

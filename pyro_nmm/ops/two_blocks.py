@@ -30,8 +30,7 @@ from torch import Tensor, embedding_bag
 
 from pyro_nmm.blocks import blocks, rows_at
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.counts import on_edges
-from pyro_nmm.ops.entries import Entries, edge_evidence
+from pyro_nmm.ops.entries import edge_evidence
 
 
 class TwoBlocks(NamedTuple):
@@ -45,31 +44,25 @@ class TwoBlocks(NamedTuple):
     size: int
 
     @classmethod
-    def of_labels(
-        cls, rows: Neighborhood, log_weight: Tensor, alpha: Tensor, labels: Tensor
+    def of(
+        cls, rows: Neighborhood, log_attention: Tensor, alpha: Tensor, data: Tensor
     ) -> "TwoBlocks":
-        """Of observed labels of rows or of edges, and a table ``(b, num_sources, W)``."""
-        width = alpha.shape[-1]
+        """Of observed labels ``(b, num_rows)`` or shifted evidence, with ``alpha`` of sources."""
+        width, table = alpha.shape[-1], alpha.movedim(0, -1)
+        if data.is_floating_point():
+            weight = log_attention[..., None] + edge_evidence(rows, data)
+            labels = torch.arange(width, device=rows.device)
+            key = torch.add(labels, rows.source[:, None], alpha=width).view(-1, 1)
+            place = torch.arange(len(key), device=key.device)
+            return cls(rows.ptr * width, weight.flatten(1).T, key, place, table, width)
 
         def keys() -> tuple[Tensor, Tensor]:
-            key = torch.add(on_edges(rows, labels), rows.source, alpha=width)
-            key = key.reshape(-1, rows.num_edges).T
+            labels = data.index_select(-1, rows.row)
+            key = torch.add(labels, rows.source, alpha=width).reshape(-1, rows.num_edges).T
             return key, torch.arange(len(key), device=key.device)
 
-        key, place = rows.last_keys.get((labels, width), keys)
-        return cls(rows.ptr, log_weight.T, key, place, alpha.movedim(0, -1), 1)
-
-    @classmethod
-    def of(cls, rows: Neighborhood, entries: Entries) -> "TwoBlocks":
-        size, alpha = entries.num_classes, entries.alpha
-        if entries.observed:
-            table = _table(rows, entries)
-            return cls.of_labels(rows, entries.log_attention, table, entries.data)
-        weight = entries.log_attention[..., None] + edge_evidence(rows, entries.data)
-        labels = torch.arange(size, device=rows.device)
-        key = torch.add(labels, rows.source[:, None], alpha=size).view(-1, 1)
-        place = torch.arange(len(key), device=key.device)
-        return cls(rows.ptr * size, weight.flatten(1).T, key, place, alpha.movedim(0, -1), size)
+        key, place = rows.last_keys.get((data, width), keys)
+        return cls(rows.ptr, log_attention.T, key, place, table, 1)
 
     @torch.no_grad()
     def sweep(self, numbers: Tensor, num_sweeps: int) -> list[Tensor]:
@@ -78,46 +71,20 @@ class TwoBlocks(NamedTuple):
         (num_sources, width), number = self.alpha.shape[:2], len(numbers)
         cells, num_entries = num_sources * width, len(self.place)
         alpha = self.alpha.expand(-1, -1, number).flatten(0, 1)
-        state, states = numbers.T, []
+        state, states, shared = numbers.T, [], self.key.shape[1] == 1
         for part in blocks(num_sweeps, number * (cells + num_entries)):
             size = part.stop - part.start, cells + num_entries, number
             noise = alpha.new_empty(size).exponential_()
             races = self.log_weight - noise[:, cells:].log()
             for k in range(size[0]):
-                shape = alpha.scatter(0, self._at(state), 1.0, reduce="add")
+                at = self.key[:, 0][state] if shared else self.key.gather(0, state)
+                shape = alpha.scatter(0, at, 1.0, reduce="add")
                 gamma = torch._standard_gamma(shape + 1).log_()
                 log_z = gamma.addcdiv_(noise[k, :cells], shape, value=-1)
                 log_z = log_z.view(num_sources, width, number).log_softmax(1).flatten(0, 1)
-                score = self._of_entries(log_z) + races[k]
+                z = rows_at(log_z, self.key[:, 0]) if shared else log_z.gather(0, self.key)
                 # Of ties, and of numbers that are none, it takes an entry of the row.
-                bags = score, self.place, self.ptr
+                bags = z + races[k], self.place, self.ptr
                 state = embedding_bag(*bags, mode=2, include_last_offset=True)[3]
                 states.append(state.T)
         return states
-
-    def _at(self, numbers: Tensor) -> Tensor:
-        """Keys of entries ``(num_rows, B)``."""
-        if self.key.shape[1] == 1:
-            return self.key[:, 0][numbers]
-        return self.key.gather(0, numbers)
-
-    def _of_entries(self, values: Tensor) -> Tensor:
-        """``(num_entries, B)``: values ``(num_sources * W, B)`` at all keys."""
-        if self.key.shape[1] == 1:
-            return rows_at(values, self.key[:, 0])
-        return values.gather(0, self.key)
-
-
-def _table(rows: Neighborhood, entries: Entries) -> Tensor:
-    """``(b, num_sources, C + 1)``: concentrations of the labels of a source's edges, and in the
-    last column of all other labels together."""
-    size, labels = entries.num_classes + 1, on_edges(rows, entries.data)
-    key = torch.add(labels, rows.source, alpha=size)
-    batch = max(len(part) for part in (key, entries.alpha, entries.total))
-    parts = key, rows.source[None], entries.alpha, entries.total
-    key, source, alpha, total = (part.expand(batch, -1) for part in parts)
-    table = alpha.new_zeros(batch, rows.num_sources * size).scatter_(1, key, alpha)
-    table = table.view(batch, -1, size)
-    whole = alpha.new_ones(batch, rows.num_sources).scatter_(1, source, total)
-    table[..., -1] = (whole - table.sum(-1)).clamp(min=0)
-    return table

@@ -44,59 +44,35 @@ def numeric_gradient(hood, log_alpha, logits, order, step=1e-5):
     return gradient
 
 
-@pytest.mark.parametrize(
-    ("name", "num_classes"),
-    [
-        ("pair", 3),
-        ("square", 2),
-        ("triangles", 2),
-        ("star", 2),
-        ("shared", 2),
-    ],
-)
-def test_value(name, num_classes):
+@pytest.mark.parametrize("name", GRAPHS)
+def test_value(name):
     """10,000 samples notice a bound that is off by .005 nats, of 1 to 4."""
     hood = GRAPHS[name]()
-    mix = NeighborMixture(hood, *parameters(hood, num_classes))
+    mix = NeighborMixture(hood, *parameters(hood, 3 if name == "pair" else 2))
     order = torch.randperm(hood.num_nodes)
-    truth = exact(mix, order.tolist())
-    for estimator in ("reward_to_go", "one_step_credit"):
-        samples = mix.entropy_bound(10_000, estimator, order).detach()
-        assert abs(samples.mean() - truth) < 4 * samples.std() / len(samples) ** 0.5 + 1e-9
-    table = of_hood(hood, mix.alpha, mix.logits).log_prob
-    entropy = -(torch.tensor(table).exp() * torch.tensor(table)).sum()
-    assert truth <= entropy + 1e-9
+    truth, samples = exact(mix, order.tolist()), mix.entropy_bound(10_000, order)
+    assert abs(samples.mean() - truth) < 4 * samples.std() / len(samples) ** 0.5 + 1e-9
+    table = torch.tensor(of_hood(hood, mix.alpha, mix.logits).log_prob)
+    assert truth <= -(table.exp() * table).sum() + 1e-9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["square", "star", "shared"])
 def test_gradient(name):
-    """12,000 draws notice a bias of 5 % of the gradient; compiled loops equal tensor code below."""
+    """It is known to 1 %, and off by at most 5 %; compiled loops equal tensor code below."""
     hood = GRAPHS[name]()
     alpha, logits = parameters(hood, 2, scale=1.0)
     log_alpha = alpha.log().requires_grad_()
     logits.requires_grad_()
-    order = torch.randperm(hood.num_nodes)
+    order, draws = torch.randperm(hood.num_nodes), []
     truth = numeric_gradient(hood, log_alpha, logits, order.tolist())
-    spread = {}
-    for estimator in ("reward_to_go", "one_step_credit"):
-        draws = []
-        for _ in range(40):
-            mix = NeighborMixture(hood, log_alpha.exp(), logits)
-            bound = mix.entropy_bound(300, estimator, order).mean()
-            grads = torch.autograd.grad(bound, (log_alpha, logits))
-            draws.append(torch.cat([g.flatten() for g in grads]))
-        draws = torch.stack(draws)
-        mean, error = draws.mean(0), draws.std(0) / len(draws) ** 0.5
-        spread[estimator] = draws.std(0).norm()
-        if estimator == "reward_to_go":
-            assert ((mean - truth).abs() < 4.5 * error + 1e-8).all()
-            assert error.norm() < 0.03 * truth.norm()
-        else:
-            assert (mean - truth).norm() < 0.05 * truth.norm()
-    # Half the noise on the shared sources; about as much on the others. It is known to a tenth.
-    limit = 0.75 if name == "shared" else 1.3
-    assert spread["one_step_credit"] < limit * spread["reward_to_go"]
+    for _ in range(40):
+        bound = NeighborMixture(hood, log_alpha.exp(), logits).entropy_bound(300, order).mean()
+        grads = torch.autograd.grad(bound, (log_alpha, logits))
+        draws.append(torch.cat([g.flatten() for g in grads]))
+    draws = torch.stack(draws)
+    assert (draws.mean(0) - truth).norm() < 0.05 * truth.norm()
+    assert draws.std(0).norm() / len(draws) ** 0.5 < 0.01 * truth.norm()
 
 
 @settings(max_examples=60)
@@ -111,8 +87,12 @@ def test_compiled_equals_tensor_code(num_nodes, num_classes, seed):
         for compiled.DEVICES in ({"cpu"}, set()):
             torch.manual_seed(seed)
             leaves = alpha.clone().requires_grad_(), logits.clone().requires_grad_()
-            bound = NeighborMixture(hood, *leaves).entropy_bound(4, order=order)
+            bound = NeighborMixture(hood, *leaves).entropy_bound(4, order)
             results.append((bound, *torch.autograd.grad(bound @ weight, leaves)))
+            torch.manual_seed(seed)
+            with torch.no_grad():  # no gradient is computed then
+                alone = NeighborMixture(hood, *leaves).entropy_bound(4, order)
+            assert torch.equal(alone, bound)
     finally:
         compiled.DEVICES = {"cpu"}
     for one, other in zip(*results, strict=True):
@@ -121,19 +101,16 @@ def test_compiled_equals_tensor_code(num_nodes, num_classes, seed):
 
 def test_independent_labels_have_their_entropy():
     hood = Neighborhood(torch.empty(2, 0, dtype=torch.long), num_nodes=5)
-    alpha, logits = parameters(hood, 3)
-    mix = NeighborMixture(hood, alpha, logits)
+    mix = NeighborMixture(hood, *parameters(hood, 3))
     entropy = torch.special.entr(mix.marginals()).sum()
     torch.testing.assert_close(mix.entropy_bound(3), entropy.expand(3))
 
 
-@pytest.mark.parametrize("estimator", ["reward_to_go", "one_step_credit"])
-def test_edges_that_are_switched_off(estimator, kernels):
+def test_edges_that_are_switched_off(kernels):
     hood = house()
     alpha, logits = parameters(hood, 2)
     logits[(hood.source != hood.target).nonzero()[::2, 0]] = -torch.inf
-    leaves = alpha.requires_grad_(), logits.requires_grad_()
-    bound = NeighborMixture(hood, *leaves).entropy_bound(4, estimator)
+    bound = NeighborMixture(hood, alpha.requires_grad_(), logits).entropy_bound(4)
     bound.sum().backward()
     assert bound.isfinite().all()
     assert alpha.grad.isfinite().all()

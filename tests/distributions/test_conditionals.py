@@ -12,16 +12,12 @@ from functools import partial
 
 import networkx as nx
 import numpy as np
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
-from bounds import check_gradient, expected_evidence_bound
 from cases import everything, random_case
 from graphs import house, parameters, shared_sources, star, to_hood, two_triangles
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 from scipy.stats import chi2
 from torch.nn.functional import one_hot
 
@@ -32,11 +28,9 @@ from pyro_nmm import (
     NeighborMixture,
     OrderedConditional,
 )
-from pyro_nmm.guides import evidence_guide
-from pyro_nmm.models import nmm
 from pyro_nmm.ops import entries as entries_module
-from pyro_nmm.ops.entries import Entries, evidence_entries, met, predictive
-from pyro_nmm.ops.sampling import draw_by_sweeps, draw_entries, uniforms_of
+from pyro_nmm.ops.entries import Entries, evidence_entries, predictive
+from pyro_nmm.ops.sampling import draw_by_sweeps, draw_entries
 
 GRAPHS = {"star": partial(star, 3), "house": house, "triangles": two_triangles}
 GRAPHS |= {"shared": shared_sources}
@@ -281,78 +275,6 @@ def test_densities_in_blocks_are_those_of_the_whole(kernels, kind, batch, monkey
         with monkeypatch.context() as patch:
             patch.setattr(entries_module, "KEPT", 4)
             torch.testing.assert_close(answers(copied), whole)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_counts_of_a_given_value_are_those_of_its_draw(kernels, kind):
-    q, shape = new_case(kind, num_classes=3, batch=(2,)).q, torch.Size([2])
-    entries, uniforms = q._flat(shape), uniforms_of(q.rows, 2)
-    draw = draw_entries(q.rows, entries, uniforms, keep=True)
-    assert draw.counts[1].sum() > 0
-    for part in (slice(0, 5), slice(1, 3)):
-        drawn, given = (
-            met(q.rows, entries, each, part) for each in (draw, draw._replace(counts=None))
-        )
-        torch.testing.assert_close(drawn, given, check_dtype=False)
-
-
-def test_no_evidence_says_nothing(kernels):
-    hood = house()
-    alpha, logits = parameters(hood, 3)
-    q = EvidenceConditional(hood, alpha, logits, torch.zeros(5, 3))
-    value = q.sample((50,))
-    torch.testing.assert_close(q.log_terms(value), torch.zeros(50, 5))
-    # Where nothing is known, the sequence draws the prior, and leaving nodes out changes nothing.
-    evidence, exact = torch.randn(5, 3), []
-    evidence[[1, 3]] = 0
-    for mask in (None, (evidence != 0).any(-1)):
-        q = EvidenceConditional(hood, alpha, logits, evidence, mask)
-        value = everything(hood.restrict(mask), 3)
-        exact.append((q.log_prob(value) + q.log_terms(value).sum(-1)).logsumexp(0))
-    torch.testing.assert_close(*exact)
-
-
-class Field:
-    """Three nodes, a Normal emission of unknown means, and leaf parameters."""
-
-    def __init__(self):
-        self.hood = to_hood(nx.path_graph(3))
-        alpha, self.logits = parameters(self.hood, 2, scale=1.0)
-        self.log_alpha, self.means = alpha.log(), torch.tensor([-0.5, 0.4])
-        self.w = torch.tensor([-1.0, 0.3, 0.6])
-        self.leaves = [self.log_alpha, self.logits, self.means]
-        for leaf in self.leaves:
-            leaf.requires_grad_()
-
-    def evidence(self):
-        return dist.Normal(self.means, 0.7).log_prob(self.w[:, None])
-
-    def model(self, **options):
-        pyro.param("known", torch.zeros(()))  # Trace_ELBO looks for a parameter before it derives
-        y = nmm(self.hood, self.log_alpha.exp(), self.logits, **options)
-        pyro.sample("w", dist.Normal(self.means[y], 0.7).to_event(1), obs=self.w)
-
-    def guide(self, **options):
-        arguments = self.hood, self.log_alpha.exp(), self.logits, self.evidence()
-        evidence_guide(*arguments, **options)
-
-    def loss(self):
-        """The negative bound: a mean over orders, a sum over choices and labels."""
-        given = self.hood, self.log_alpha.exp(), self.logits, self.evidence()
-        return -expected_evidence_bound(*given)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("loss", "estimator", "collapsed"),
-    [
-        (TraceGraph_ELBO, "reward_to_go", False),
-        (Trace_ELBO, "reinforce", True),
-    ],
-)
-def test_gradient(loss, estimator, collapsed):
-    """20,000 draws notice a gradient that is off by 2 % of its length."""
-    check_gradient(Field(), loss, estimator, collapsed)
 
 
 def test_copies_have_the_same_order(way):

@@ -144,9 +144,6 @@ def test_points_of_the_grid(num_points):
         NeighborMixture(hood, alpha, logits).path_likelihood(LABELS, num_points=num_points)
 
 
-KNOWN = torch.arange(5) < 2
-
-
 def test_errors_hold_if_chains_are_slow():
     """The ways of a chain that takes one of two modes have errors in common."""
     number, size = 10, 4000

@@ -13,7 +13,6 @@ from graphs import house, labellings, parameters, shared_sources, star, to_hood
 from scipy.stats import chisquare
 
 from pyro_nmm import AveragedPosterior, NeighborMixture, blocks
-from pyro_nmm.distributions.sequential import predict_in_turn
 
 GRAPHS = {"house": house, "star": star, "shared": shared_sources}
 #: Labels and observed nodes, now and later; nodes with evidence. Other labels are never read.
@@ -171,12 +170,12 @@ def test_equal_weights_stay_equal():
     assert post.observed.tolist() == mask(0, 1, 3, 4).tolist()
     assert post.components.choices.shape == (200, 4)
     assert (mix.hood.take(post.nodes).find(post.components.choices) >= 0).all()
-    # Weights that changed once change with later labels, unless they are told not to.
+    # Weights that changed once change with later labels.
     first = mix.condition(y, mask(0, 1), 50, weighted=True)
-    second = first.condition(y, mask(3), weighted=False)
-    assert torch.equal(second.log_weights, first.log_weights)
+    second = first.condition(y, mask(3))
     assert second.weighted
-    assert not first.condition(y, mask(3), num_samples=9, weighted=False).weighted
+    assert not torch.equal(second.log_weights, first.log_weights)
+    assert first.condition(y, mask(3), num_samples=9).weighted
 
 
 @pytest.mark.parametrize("num_samples", [None, 8])
@@ -289,10 +288,10 @@ def test_sequential_prediction_is_the_loop_over_nodes(seed):
     post = mix.condition(y, observed, num_samples=4)
     order = (~observed).nonzero()[:, 0]
     order = order[torch.randperm(len(order))]
-    generator = torch.Generator().manual_seed(seed)
-    labels = predict_in_turn(post.hood, post.logits, post.components, order, generator)
-    generator = torch.Generator().manual_seed(seed)
-    uniforms = torch.rand(4, len(order), generator=generator, dtype=torch.double)
+    torch.manual_seed(seed)
+    labels = post.components.predict_in_turn(order)
+    torch.manual_seed(seed)
+    uniforms = torch.rand(4, len(order), dtype=torch.double)
     assert labels.tolist() == one_by_one(post, order, uniforms)
 
 
@@ -308,9 +307,6 @@ def test_predictions_keep_what_is_known():
         assert (labels < 3).all()
     some = torch.tensor([4, 0])
     assert post.predict(some).tolist() == post.predict()[some].tolist()
-    first = post.predict(method="sequential", generator=torch.Generator().manual_seed(1))
-    again = post.predict(method="sequential", generator=torch.Generator().manual_seed(1))
-    assert torch.equal(first, again)
     everything = mix.condition(y.clamp(min=0), None, 4)
     assert torch.equal(everything.predict(method="joint"), y.clamp(min=0))
     assert everything.log_marginal(torch.tensor([0, 1]), y[:2]) == 0

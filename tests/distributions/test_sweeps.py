@@ -6,19 +6,16 @@
 import itertools
 
 import numpy as np
-import pyro
 import pytest
 import torch
 from cases import matrices
 from graphs import parameters, random_sources, to_hood
 from networkx import cycle_graph
 from oracle import of_hood
-from pyro import poutine
 from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture, compiled
-from pyro_nmm.models import nmm
 from pyro_nmm.ops.gibbs import sweeps
 from pyro_nmm.ops.sampling import draw_entries
 
@@ -117,31 +114,10 @@ def test_concentrations_of_all_sizes(monkeypatch, case, concentration, dtype):
     assert p_value(swept, as_values(q, states), probs) > 1e-4
 
 
-@pytest.mark.parametrize("observed", [True, False])
-def test_long_runs_in_two_blocks(monkeypatch, observed):
-    """Their moments are those of collapsed sweeps, up to standard errors over chains."""
-    hood, num_chains = Neighborhood.grid(6, 6), 256
-    alpha, logits = parameters(hood, 2, scale=0.5)
-    data = torch.randint(2, (36,)) if observed else torch.randn(36, 2)
-    q = getattr(NeighborMixture(hood, alpha, logits), "choices" if observed else "latents")(data)
-    found = []
-    for blocks in (False, True):
-        monkeypatch.setattr(compiled, "DEVICES", set() if blocks else {"cpu"})
-        value, sums = q.sweep(q.sample((num_chains,)), 20), []
-        for _ in range(30):
-            value = q.sweep(value, 2)
-            sums.append(torch.cat([value.double(), value.double() ** 2], -1).flatten(1))
-        mean = torch.stack(sums).mean(0)
-        found.append((mean.mean(0), mean.var(0) / num_chains))
-    (first, one), (second, two) = found
-    assert ((first - second).abs() <= 5 * (one + two).sqrt() + 1e-9).all()
-
-
-@pytest.mark.parametrize("observed", [True, False])
-def test_what_two_blocks_count(monkeypatch, observed):
-    """Visits and totals of every sweep, and edges that lead to the labels."""
+def test_what_two_blocks_count(monkeypatch):
+    """Visits and totals of every sweep, and edges of their rows."""
     monkeypatch.setattr(compiled, "DEVICES", set())
-    q, _ = problem("labels" if observed else "evidence of edges")
+    q, _ = problem("evidence of edges")
     entries = q._constants(q.batch_shape)
     draw = draw_entries(q.rows, entries, torch.rand(5, 4))
     found = sweeps(q.rows, entries, draw, 7)
@@ -149,39 +125,6 @@ def test_what_two_blocks_count(monkeypatch, observed):
     assert torch.equal(found.visits.sum(1), found.totals.sum(1))
     assert torch.equal(one_hot(found.draw.labels, 2).sum(1), found.totals[:, -1])
     assert torch.equal(q.rows.row[found.draw.edges], torch.arange(4).expand(5, -1))
-    if observed:
-        assert torch.equal(found.draw.labels, entries.data.expand(5, -1))
-
-
-def test_a_discrete_parent(way):
-    """A program's site selects the parameters: Gibbs draws of it and of choices in turn."""
-    hood, y = to_hood(cycle_graph(4)), torch.tensor([0, 1, 1, 0])
-    alpha, logits = parameters(hood, 2, (2,), scale=0.8)
-    mixes = [NeighborMixture(hood, *part) for part in zip(alpha, logits, strict=True)]
-    parts = [enumerated(mix.choices(y), one_hot(y[hood.target], 2).double().log()) for mix in mixes]
-    likelihood = torch.stack([mix.log_prob(y) for mix in mixes]).softmax(0)
-    states = torch.cat([torch.cat([torch.full((len(s), 1), k), s[:, 0]], 1)
-                        for k, (s, _) in enumerate(parts)])  # fmt: skip
-    probs = torch.cat([p * part for p, (_, part) in zip(likelihood, parts, strict=True)])
-
-    def model(k):
-        nmm(hood, alpha[k], logits[k], y, collapsed=True)
-
-    k = torch.zeros(SIZE).long()
-    c = mixes[0].choices(y).sample((SIZE,))
-    for _ in range(15):
-        c = NeighborMixture(hood, alpha[k], logits[k]).choices(y).sweep(c)
-        given = poutine.condition(model, {"c": c})
-        joint = [sum_of_sites(given, torch.full((SIZE,), j)) for j in range(2)]
-        k = torch.distributions.Categorical(logits=torch.stack(joint, -1)).sample()
-    assert p_value(torch.cat([k[:, None], c], 1), states, probs) > 1e-4
-
-
-def sum_of_sites(program, k):
-    with pyro.plate("copies", SIZE):
-        trace = poutine.trace(program).get_trace(k)
-    trace.compute_log_prob()
-    return trace.nodes["c"]["log_prob"] + trace.nodes["y"]["log_prob"]
 
 
 def test_loops_of_observed_labels_stay_inside_of_their_arrays():
@@ -213,15 +156,3 @@ def test_refused(way, case, value, match):
     q, _ = problem(case)
     with pytest.raises(ValueError, match=match):
         q.sweep(value)
-
-
-def test_states_of_a_posterior():
-    """They are samples of the conditional, in the order of nodes; sweeps leave their law."""
-    hood = to_hood(cycle_graph(4))
-    mix, mask = NeighborMixture(hood, *parameters(hood, 2)), torch.arange(4) != 1
-    q = mix.latents(torch.randn(4, 2), mask)
-    exact = q.posterior()
-    weights = q.log_prob(exact.states).exp() @ torch.ones(len(exact.states))
-    torch.testing.assert_close(weights, torch.tensor(1.0))
-    states = exact.states[exact.log_weights.exp().multinomial(SIZE, replacement=True)]
-    assert p_value(q.sweep(states), exact.states, exact.log_weights.exp()) > 1e-4

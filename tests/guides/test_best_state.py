@@ -30,7 +30,7 @@ def bound(mix, field):
     """The loss and its standard error."""
     order = torch.cat(field.colors())
     energy = field.expected_potential(mix)
-    draws = -mix.entropy_bound(1000, "reward_to_go", order) - energy
+    draws = -mix.entropy_bound(1000, order) - energy
     return draws.mean(), draws.std() / 1000**0.5
 
 

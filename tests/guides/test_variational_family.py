@@ -69,7 +69,7 @@ def test_bound_is_above_the_divergence(height, width):
         assert bound >= divergence - 1e-9
         # The estimate has the bound for its mean; orders within small rows are all bounds.
         if small:
-            samples = mix.entropy_bound(4000, "reward_to_go", torch.randperm(size))
+            samples = mix.entropy_bound(4000, torch.randperm(size))
             noisy = -samples.mean() - field.expected_potential(mix)
             assert noisy > divergence - 4 * samples.std() / 4000**0.5
 
@@ -313,7 +313,7 @@ def test_fit_beats_mean_field():
     order = coarse_to_fine(8, 5)
     mix, losses = fit_mixture(field, hood, order=order, num_steps=200, lr=0.1)
     with torch.no_grad():
-        samples = mix.entropy_bound(500, "reward_to_go", order)
+        samples = mix.entropy_bound(500, order)
     log_z = field.log_normalizer()
     bound = log_z - samples.mean() - field.expected_potential(mix)
     independent = mean_field(field)

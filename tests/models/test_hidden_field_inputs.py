@@ -60,5 +60,5 @@ def test_refusals_beside_a_fit():
     with pytest.raises(ValueError, match="num_labels"):
         NormalEmission(1)
     field = fit_field(Annotators(2), shared_sources(), ANSWERS, **QUICK)
-    with pytest.raises(ValueError, match="gelman_rubin needs two chains of four draws or more"):
+    with pytest.raises(ValueError, match="gelman_rubin needs at least 2 chains of 4 draws"):
         field.chains.gelman_rubin()
