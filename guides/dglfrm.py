@@ -19,8 +19,8 @@ from torch_geometric.utils import sort_edge_index
 
 from pyro_nmm import MembershipMixture, Neighborhood
 from pyro_nmm.arguments import (
+    as_edge_index,
     as_tensor,
-    check_edge_index,
     check_finite,
     check_integers,
     check_range,
@@ -251,8 +251,8 @@ class _Encoder(nn.Module):
         """The normalised adjacency matrix, computed once a graph."""
 
         def matrix() -> Tensor:
-            check_edge_index(edge_index, num_nodes)  # once a graph, because it reads the ids
-            edges, weight = gcn_norm(edge_index, like.new_ones(edge_index.shape[1]), num_nodes)
+            ends = as_edge_index(edge_index, num_nodes)  # once a graph, because it reads the ids
+            edges, weight = gcn_norm(ends, like.new_ones(ends.shape[1]), num_nodes)
             (source, target), weight = sort_edge_index(edges, weight, sort_by_row=False)
             ptr = index2ptr(target, num_nodes)
             return sparse_csr(ptr, source, weight, (num_nodes, num_nodes))

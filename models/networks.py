@@ -16,9 +16,9 @@ from torch_geometric.utils import is_sparse
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import (
+    as_edge_index,
     as_set,
     as_tensor,
-    check_edge_index,
     check_finite,
     check_integers,
     check_positive,
@@ -152,7 +152,7 @@ def _check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
     if not is_sparse(edge_index):
         expect("edge_index", edge_index, (2, "num_edges"), kind="integers")
         if pyro.settings.get("validate_distributions_pyro"):
-            check_edge_index(edge_index, hood.num_nodes)
+            as_edge_index(edge_index, hood.num_nodes)
 
 
 def near_marginals(marginals: Tensor, kappa: float, epsilon: float) -> Tensor:

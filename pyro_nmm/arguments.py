@@ -42,15 +42,18 @@ def as_tensor(
     if isinstance(value, Tensor):
         return value.long() if value.dtype in UNSIGNED else value
     check_order(name, value)
-    if isinstance(value, np.ma.MaskedArray):
-        if masked is None and (number := np.ma.count_masked(value)):
-            cure = f"pass {name}.filled(...)"
+    if isinstance(value, np.ma.MaskedArray) and (masked is not None or value.mask.any()):
+        if masked is None:
+            number, cure = np.ma.count_masked(value), f"pass {name}.filled(...)"
             raise ValueError(f"{name} has {number} masked entries, which have no value: {cure}")
-        data = value.data.astype(np.int64) if value.dtype.kind == "u" else value.data
-        value = data if masked is None else np.where(np.ma.getmaskarray(value), masked, data)
+        signed = value.data.astype(np.int64) if value.dtype.kind == "u" else value.data
+        value = np.where(np.ma.getmaskarray(value), masked, signed)
     try:
-        array = value if isinstance(value, list | tuple) else _native(value)
-        tensor = torch.as_tensor(array, device=device)
+        if not isinstance(value, list | tuple):
+            value = np.array(value)  # a copy, because PyTorch takes no negative strides
+            value = np.array(value.tolist()) if value.dtype == object else value
+            value = value.astype(value.dtype.newbyteorder("="), copy=False)
+        tensor = torch.as_tensor(value, device=device)
         return tensor.long() if tensor.dtype in UNSIGNED else tensor
     except (KeyError, TypeError, ValueError, RuntimeError):
         of = "a tensor, an array or a nested list of numbers"
@@ -58,24 +61,13 @@ def as_tensor(
         raise ValueError(f"{name} must be {of}, got {got}") from None
 
 
-def _native(value: Any) -> np.ndarray:
-    """A contiguous array of a type that PyTorch computes with."""
-    array = np.ascontiguousarray(value)
-    if array.dtype == object:  # of numbers, perhaps
-        array = np.array(array.tolist())
-    frozen = not (array.flags.writeable or isinstance(value, np.memmap))  # as pandas' arrays
-    if frozen or any(stride < 0 for stride in array.strides):  # of x[::-1] with one row
-        array = array.copy()
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
 def check_order(name: str, value: Any) -> None:
     """Refuse pandas data whose rows are numbered 0, 1, ... in another order."""
-    if callable(index := getattr(value, "index", ())):  # of a list
-        return
-    numbers, order = np.asarray(index), np.arange(len(index))
-    differs = numbers.dtype.kind in "iu" and not np.array_equal(numbers, order)
-    if differs and np.array_equal(np.sort(numbers), order):
+    index = getattr(value, "index", ())
+    numbers = np.asarray(() if callable(index) else index)  # of a list it is a method
+    order = np.arange(len(numbers))
+    moved = numbers.dtype.kind in "iu" and (numbers != order).any()
+    if moved and np.array_equal(np.sort(numbers), order):
         cure = f"{name}.sort_index(), or {name}.reset_index(drop=True) to keep the order"
         raise ValueError(f"{name} has rows in another order than its index, 0..N-1: pass {cure}")
 
@@ -173,41 +165,34 @@ def check_ids(name: str, ids: Tensor, shape: tuple, num_nodes: int, **expected: 
     check_range(name, ids, num_nodes)
 
 
-def check_edges(name: str, edge_index: Tensor) -> None:
-    """Refuse all but a dense tensor of integers ``(2, num_edges)``."""
-    if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
+def as_edges(name: str, edges: Any, like: Any = None) -> Tensor:
+    """Integers ``(2, num_edges)``, of a dense tensor, an array or a list, as ``torch.long``."""
+    if hasattr(edges, "to_directed"):
+        cure = (
+            "torch.tensor([[row[i], row[j]] for i, j in graph.to_directed().edges]).T of a dict row"
+        )
+        raise ValueError(f"{name} must hold pairs of node ids, got {edges}: pass {cure}")
+    if getattr(edges, "layout", torch.strided) != torch.strided:
         cure = "take PyG's to_edge_index(adj)[0], whose rows are sources"
         raise ValueError(f"{name} must hold pairs of node ids, got a sparse matrix: {cure}")
-    expect(name, edge_index, (2, "num_edges"))
-    if edge_index.is_meta:
-        raise ValueError(f"{name} is on the meta device and holds no node ids")
-    expect(name, edge_index, kind="integers")
+    note = "sources and targets (PyG's dense_to_sparse(adj)[0] of a matrix)"
+    edges = as_expected(name, edges, (2, "num_edges"), like=like, note=note)
+    return expect(name, edges, kind="integers").long()
 
 
 def as_edge_index(
     edge_index: Any, num_nodes: int, num_sources: int | None = None, like: Any = None
 ) -> Tensor:
-    """Edges that :func:`check_edge_index` accepts, of arrays and lists too, as ``torch.long``."""
-    if hasattr(edge_index, "to_directed") and hasattr(edge_index, "nodes"):
-        cure = "torch.tensor(list(graph.to_directed().edges())).T, if its nodes are 0..N-1: "
-        cure += "networkx.relabel_nodes(graph, {name: number}) numbers them"
-        raise ValueError(f"edge_index must hold pairs of node ids, got {edge_index}: pass {cure}")
-    edge_index = as_tensor("edge_index", edge_index, None if like is None else like.device)
-    check_edge_index(edge_index, num_nodes, num_sources)
-    return edge_index.long()
-
-
-def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
-    """Pairs of node ids, as PyG has them, or of a source and a node."""
+    """Pairs of node ids, as PyG has them, or of a source and a node, as ``torch.long``."""
     nodes = "node", num_nodes
     ends = nodes if num_sources is None else ("source", num_sources), nodes
     for kind, size in ends:
-        if not isinstance(size, Integral) or size < 1:
-            raise ValueError(f"num_{kind}s must be a positive integer, got {size!r}")
-    check_edges("edge_index", edge_index)
+        check_integers(1, **{f"num_{kind}s": size})
+    edge_index = as_edges("edge_index", edge_index, like)
     for ids, (kind, size) in zip(edge_index, ends, strict=True):
         cure = f": renumber the {kind}s or raise num_{kind}s (now {size})"
         check_range("edge_index", ids, size, kind, cure)
+    return edge_index
 
 
 def check_mask(
@@ -247,25 +232,26 @@ def as_set(
     return nodes
 
 
+def _check_each(values: dict[str, Any], good: Callable[[Any], Any], must: str) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Real | Tensor) or not good(value):
+            raise ValueError(f"{name} must {must}, got {value!r}")
+
+
 def check_integers(least: int, **values: int) -> None:
     """Refuse numbers of steps, samples and the like below ``least``."""
-    for name, value in values.items():
-        if not isinstance(value, Integral) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
+    must = f"be an integer of at least {least}"
+    _check_each(values, lambda value: isinstance(value, Integral) and int(value) >= least, must)
 
 
 def check_positive(**values: float) -> None:
     """Refuse rates and the like that are not positive and finite."""
-    for name, value in values.items():
-        if not isinstance(value, Real | Tensor) or not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {value}")
+    _check_each(values, lambda value: 0 < value < math.inf, "be positive and finite")
 
 
 def check_finite(**values: float) -> None:
     """Refuse what is no finite number."""
-    for name, value in values.items():
-        if not isinstance(value, Real | Tensor) or not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {value!r}")
+    _check_each(values, math.isfinite, "be a finite number")
 
 
 def as_shape(sample_shape: Any) -> Size:

@@ -13,8 +13,6 @@ from pyro_nmm import compiled
 from pyro_nmm.arguments import (
     as_edge_index,
     as_expected,
-    as_set,
-    as_tensor,
     check_integers,
     check_mask,
     out_of_range,
@@ -200,32 +198,6 @@ class Neighborhood:
             return self.take(observed[self.nodes].nonzero()[:, 0])
 
         return self._last_rows.get((observed,), rows)
-
-    @torch.inference_mode(False)
-    def subgraph(self, nodes: Tensor) -> "Neighborhood":
-        """The subgraph that nodes ``(K,)`` or a mask ``(num_nodes,)`` induce, with ids ``0..K - 1``
-        in ascending order. Edges from other nodes are dropped, which makes it a model of its own;
-        :meth:`restrict` keeps them, and marginalises. Sources that are no nodes stay.
-
-        >>> hood = Neighborhood(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4)
-        >>> part, logits = hood.subgraph(torch.tensor([2, 3])), torch.arange(7.0)
-        >>> part, logits[..., part.within]  # what belongs to its edges
-        (Neighborhood(num_nodes=2, num_rows=2, num_edges=3), tensor([4., 5., 6.]))
-        """
-        nodes = as_tensor("nodes", nodes, self.device)
-        mask = as_set(nodes, self.num_nodes, self.device, "nodes")
-        size = int(mask.sum())
-        if nodes.dtype != torch.bool and size < len(nodes):
-            raise ValueError("nodes must be distinct ids, or a mask of dtype torch.bool")
-        number, rows = mask.cumsum(0) - 1, mask[self.nodes]
-        keep = rows[self.row] if self.bipartite else rows[self.row] & mask[self.source]
-        kept = keep.nonzero()[:, 0]
-        source = self.source[kept] if self.bipartite else number[self.source[kept]]
-        ptr = cumsum(torch.bincount(self.row[kept], minlength=self.num_rows)[rows])
-        ids = number[self.nodes[rows]]
-        part = self.of_rows(size, ids, ptr, source, num_sources=self._own_sources)
-        part.within = kept
-        return part
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         r"""``(..., num_edges)``: :math:`\log L_{ij}`, over each row. NaN goes through, as below."""

@@ -4,7 +4,6 @@
 """Neighbourhoods whose sources are places that many nodes share, which correlates their labels."""
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +12,13 @@ from torch_geometric.utils import add_remaining_self_loops, coalesce, degree, to
 from pyro_nmm.arguments import (
     as_edge_index,
     as_expected,
-    as_tensor,
     check_finite,
     check_integers,
-    expect,
     expect_all,
 )
 from pyro_nmm.neighborhood import Neighborhood, spans
 
-__all__ = ["communities", "grid", "hops", "points", "walks"]
+__all__ = ["grid", "hops", "points", "walks"]
 
 
 def grid(
@@ -149,28 +146,6 @@ def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
     return chosen
 
 
-def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neighborhood:
-    r"""The nodes of a graph, whose sources are their neighbours, themselves and their communities.
-    Sources are the ``N`` nodes, then the communities of each partition. Cost:
-    :math:`O((E + R N) \log E)`.
-
-    >>> edge_index = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
-    >>> hood = communities(edge_index, 4, torch.tensor([0, 0, 1, 1]))
-    >>> hood.source[hood.ptr[0]:hood.ptr[1]]  # itself, its neighbour, its community
-    tensor([0, 1, 4])
-
-    :param Tensor membership: ``(N,)`` or, for more partitions, ``(R, N)`` communities from zero on.
-    """
-    edge_index = as_edge_index(edge_index, num_nodes)
-    membership = _as_membership(membership, edge_index.device, "...", num_nodes)
-    nodes, num_sources = torch.arange(num_nodes, device=edge_index.device), num_nodes
-    edges = [edge_index, nodes.expand(2, -1)]
-    for partition in membership.reshape(-1, num_nodes):
-        edges.append(torch.stack([partition + num_sources, nodes]))
-        num_sources += int(partition.max()) + 1
-    return Neighborhood(torch.cat(edges, 1), num_nodes, num_sources)
-
-
 def walks(
     edge_index: Tensor, num_nodes: int, membership: Tensor, num_steps: int = 1
 ) -> tuple[Neighborhood, Tensor]:
@@ -196,7 +171,9 @@ def walks(
     """
     edges, dtype = as_edge_index(edge_index, num_nodes), torch.get_default_dtype()
     check_integers(1, num_steps=num_steps)
-    groups = _as_membership(membership, edges.device, num_nodes)
+    shape, note = (num_nodes,), "one group per node"
+    groups = as_expected("membership", membership, shape, kind="labels", like=edges, note=note)
+    expect_all("membership", groups, groups >= 0, "not be negative")
     edges = to_undirected(edges, num_nodes=num_nodes)
     edges, _ = add_remaining_self_loops(edges, num_nodes=num_nodes)
     node, num_groups = torch.arange(num_nodes, device=edges.device), int(groups.max()) + 1
@@ -210,10 +187,3 @@ def walks(
         pairs = torch.stack([edges[0].repeat_interleave(number), groups[place]])
         (node, groups), chance = coalesce(pairs, share.repeat_interleave(number) * chance[place])
     return Neighborhood(torch.stack([groups, node]), num_nodes, num_groups), chance.log()
-
-
-def _as_membership(membership: Any, device: torch.device, *shape: int | str) -> Tensor:
-    membership, note = as_tensor("membership", membership, device), "one community per node"
-    expect("membership", membership, shape, kind="integers", note=note)
-    expect_all("membership", membership, membership >= 0, "not be negative")
-    return membership.long()

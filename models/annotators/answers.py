@@ -104,7 +104,7 @@ def read_answers(data: Any, hood: Neighborhood) -> Tensor:
 
 def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
     """Edges and the number of nodes of a graph that is no neighborhood."""
-    edges, size = edges_of(graph, answers)
+    edges, size = edges_of(graph)
     if size is None:
         size = answers.shape[0] if hasattr(answers, "shape") else len(answers)
         top = int(edges.max()) if edges.numel() else -1

@@ -16,6 +16,7 @@ from torch_geometric.utils import to_undirected
 from pyro_nmm import (
     Neighborhood,
     NeighborMixture,
+    edge_values,
     sources,
 )
 from pyro_nmm.arguments import as_tensor
@@ -29,7 +30,6 @@ from pyro_nmm.models import (
     NormalEmission,
     PooledScores,
     StackedNMM,
-    edge_weights,
     fit_field,
     ising,
     ising_posterior,
@@ -50,11 +50,10 @@ def mixture():
 CALLS = {
     "Neighborhood": lambda as_: Neighborhood(as_(EDGES), 4).source,
     "take": lambda as_: HOOD.take(as_(TWO)).source,
-    "subgraph": lambda as_: HOOD.subgraph(as_(TWO)).source,
     "common_neighbors": lambda as_: HOOD.common_neighbors(as_(EDGES))[0],
-    "communities": lambda as_: sources.communities(as_(EDGES), 4, as_(Y)).source,
+    "walks": lambda as_: sources.walks(as_(EDGES), 4, as_(Y))[1],
     "counts": lambda as_: mixture().condition(Y, MASK).counts([as_(TWO)], 1),
-    "edge_weights": lambda as_: edge_weights(HOOD, as_(EDGES), torch.ones(6)),
+    "edge_values": lambda as_: edge_values(HOOD, as_(EDGES), torch.ones(6), fill_value=0.0),
     "StackedNMM": lambda as_: StackedNMM(2)(HOOD, SCORES, as_(Y), as_(TWO))[0],
     "seed_batch": lambda as_: seed_batch(Data(SCORES, EDGES), as_(TWO), 1).n_id,
     "find": lambda as_: HOOD.find(as_(torch.stack([Y, 1 - Y]))),
@@ -146,7 +145,6 @@ def test_numbers_in_arrays_and_lists(name):
 SETS = {
     "PooledScores": lambda some: PooledScores(2).terms(HOOD, SCORES, Y, some),
     "StackedNMM": lambda some: StackedNMM(2)(HOOD, SCORES, Y, some),
-    "subgraph": lambda some: HOOD.subgraph(some).source,
 }
 
 
@@ -154,8 +152,6 @@ SETS = {
 def test_sets_of_nodes_are_masks_or_ids(name):
     mask = torch.tensor([False, True, True, True])
     forms = mask.long(), mask.to(torch.uint8), torch.tensor([1, 2, 3]), [1, 2, 3]
-    if name == "subgraph":  # which keeps the order of ids
-        forms = forms[2:]
     check(lambda as_: SETS[name](as_(mask)), [lambda _, form=form: form for form in forms])
 
 

@@ -77,7 +77,7 @@ FIELDS = [
     (lambda: ising_posterior(torch.zeros(2, 3).long()), "image must be a floating-point tensor"),
     (lambda: ising_posterior(torch.zeros(2, 3), sigma=NAN), "sigma must be positive"),
     (lambda: grid_edges(2, NAN), "width must be an integer of at least 1, got nan"),
-    (lambda: coarse_to_fine("3", 3), "height must be an integer of at least 1, got 3"),
+    (lambda: coarse_to_fine("3", 3), "height must be an integer of at least 1, got '3'"),
     (lambda: annealed(num_steps=1.5), "num_steps must be an integer of at least 1, got 1.5"),
     (lambda: annealed(torch.full((3, 2), NAN)), "start must be finite and not negative, got nan"),
     (lambda: NormalEmission(2).start(FEATURES, Neighborhood.grid(1, 4)), r"data must have shape"),
