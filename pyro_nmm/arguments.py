@@ -31,7 +31,7 @@ KINDS = {
     "integers": "hold integers (torch.long)",
     "labels": "hold integer labels (torch.long)",
     "ids": "hold node ids (torch.long)",
-    "mask": "be a boolean mask (torch.bool)",
+    "mask": "be a boolean mask (torch.bool; PyG's index_to_mask makes one of node ids)",
 }
 
 
@@ -86,13 +86,9 @@ def expect(
     text = f"shape ({', '.join(sizes)}{',' * (len(sizes) == 1)})" + (f", {note}" if note else "")
     if not isinstance(value, Tensor) or not is_kind(value, kind):
         got = value.dtype if isinstance(value, Tensor) else type(value)
-        cure = "; torch.as_tensor makes one of an array, PyG's index_to_mask of node ids"
-        fix = cure if kind == "mask" else ""
-        of = f" of {text}" if shape and kind in ("ids", "tensor") else ""
-        raise ValueError(f"{name} must {KINDS[kind]}{of}, got {got}{fix}")
+        raise ValueError(f"{name} must {KINDS[kind]}{f' of {text}' if shape else ''}, got {got}")
     if shape is not None and not _fits(tuple(value.shape), shape):
-        must = f"{KINDS[kind]} of" if kind == "ids" else "have"
-        raise ValueError(f"{name} must {must} {text}, got {tuple(value.shape)}")
+        raise ValueError(f"{name} must have {text}, got {tuple(value.shape)}")
     if like is not None:
         expect_device(name, value, like.device)
     return value.long() if value.dtype in UNSIGNED else value
@@ -125,22 +121,21 @@ def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = ""
 
 def is_kind(value: Tensor, kind: str) -> bool:
     """Whether a tensor is of a kind."""
-    if kind == "float":
-        return value.is_floating_point()
+    types = {"ids": torch.long, "mask": torch.bool}
+    if kind in types:
+        return value.dtype == types[kind]
     if kind in ("integers", "labels"):
         return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    types = {"ids": torch.long, "mask": torch.bool}
-    return kind not in types or value.dtype == types[kind]
+    return kind == "tensor" or value.is_floating_point()
 
 
 def _fits(sizes: tuple[int, ...], shape: tuple[Dim, ...]) -> bool:
     if shape[:1] == ("...",):
         shape = shape[1:]
         sizes = sizes[max(0, len(sizes) - len(shape)) :]
-    least = [dim[1] if isinstance(dim, tuple) else 0 for dim in shape]
     return len(sizes) == len(shape) and all(
-        size == dim if isinstance(dim, int) else size >= low
-        for size, dim, low in zip(sizes, shape, least, strict=True)
+        size == dim if isinstance(dim, int) else isinstance(dim, str) or size >= dim[1]
+        for size, dim in zip(sizes, shape, strict=True)
     )
 
 
@@ -148,8 +143,7 @@ def out_of_range(ids: Tensor, size: int) -> int | None:
     """An integer that is not in ``0..size - 1``, if there is one."""
     if ids.numel() == 0:
         return None
-    ids = ids.long() if ids.dtype in UNSIGNED else ids
-    low, high = torch.stack(ids.aminmax()).tolist()  # a GPU waits once
+    low, high = torch.stack(ids.long().aminmax()).tolist()  # a GPU waits once
     return low if low < 0 else high if high >= size else None
 
 
@@ -195,18 +189,11 @@ def as_edge_index(
     return edge_index
 
 
-def check_mask(
-    mask: Tensor,
-    num_nodes: int,
-    device: torch.device,
-    name: str = "observed",
-    *,
-    empty: bool = False,
-) -> None:
-    """Refuse all but a boolean mask on the device of ``hood``."""
+def check_mask(mask: Tensor, num_nodes: int, device: torch.device, name: str = "observed") -> None:
+    """Refuse all but a boolean mask of some nodes on the device of ``hood``."""
     expect(name, mask, (num_nodes,), kind="mask", note="one entry per node")
     expect_device(name, mask, device)
-    if not empty and not mask.any():
+    if not mask.any():
         raise ValueError(f"{name} selects no node: at least one entry must be True")
 
 
@@ -217,8 +204,8 @@ def as_set(
     nodes = as_tensor(name, nodes, device)
     none = nodes.numel() == 0 and nodes.dtype != torch.bool
     ids = nodes.dim() == 1 and (none or is_kind(nodes, "integers"))
-    repeats = ids and len(values := nodes.unique()) < len(nodes)
-    if repeats and len(nodes) == num_nodes and 0 <= values[0] <= values[-1] <= 1:
+    repeats = ids and len(nodes.unique()) < len(nodes)
+    if repeats and len(nodes) == num_nodes and out_of_range(nodes, 2) is None:
         nodes = nodes.bool()
     elif ids and not repeats:
         check_range(name, nodes, num_nodes)
@@ -228,7 +215,9 @@ def as_set(
             f"{name} must be a boolean mask (N,) or node ids (K,), N = {num_nodes}, got "
             f"{nodes.dtype} of shape {tuple(nodes.shape)}{' that repeat' * repeats}"
         )
-    check_mask(nodes, num_nodes, device, name, empty=empty)
+    if not (empty or nodes.any()):
+        raise ValueError(f"{name} selects no node: at least one entry must be True")
+    expect_device(name, nodes, device)
     return nodes
 
 

@@ -66,7 +66,7 @@ AT_DOORS = [
     ({"alpha": ALPHA.float()}, "same dtype, got torch.float32 and torch.float64"),
     ({"observed": None} | ROWS, "hood must hold all 5 nodes, got 3 rows: .*observed"),
     ({"y": ids(0, 3, 2, 0, 1)}, "y holds label 3 at node 1, .* labels 0..2: mask that node out"),
-    ({"observed": ids(0, 1, 3)}, "observed must be a boolean mask .*int64; .*index_to_mask"),
+    ({"observed": ids(0, 1, 3)}, "observed must be a boolean mask .*index_to_mask.*int64"),
     ({"observed": OBSERVED & False}, "observed selects no node"),
 ]
 #: Arguments, hostile values of each, and what the error begins with.

@@ -66,7 +66,7 @@ def labelled(label):
 
 
 INTEGER, POSITIVE = "must be an integer of at least", "must be positive and finite, got"
-STARTS = r"starts must (have shape \(S, 9, 2\)|be probabilities|be a floating-point tensor), got"
+STARTS = r"starts must (have shape \(S, 9, 2\)|be probabilities|be a floating-point tensor.*), got"
 EVEN, SPARSE = torch.full((1, 9, 2), 0.5), torch.eye(12).to_sparse_csr()
 #: Data, and the message.
 BAD_DATA = [
