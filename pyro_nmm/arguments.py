@@ -227,6 +227,15 @@ def _check_each(values: dict[str, Any], good: Callable[[Any], Any], must: str) -
             raise ValueError(f"{name} must {must}, got {value!r}")
 
 
+def as_labels(name: str, y: Any, known: Tensor, num_classes: int, where: str) -> Tensor:
+    """Labels ``(N,)``, masked or of any number outside of the mask ``known``, as ``torch.long``."""
+    shape, y = tuple(known.shape), as_tensor(name, y, known.device, masked=-1)
+    y = expect(name, y, shape, kind="labels", like=known, note="one label per node").long()
+    good = ~known | (y >= 0) & (y < num_classes)
+    expect_all(name, y, good, f"hold labels 0..{num_classes - 1} where {where}")
+    return y
+
+
 def check_integers(least: int, **values: int) -> None:
     """Refuse numbers of steps, samples and the like below ``least``."""
     must = f"be an integer of at least {least}"

@@ -102,7 +102,7 @@ class Annotators:
         check_same_order("pred_probs", pred_probs, "answers", answers)
         check_same_order("known", known, "answers", answers)
         if pred_probs is not None:
-            pred_probs = in_label_order("pred_probs", pred_probs)
+            pred_probs = in_label_order(pred_probs)
             shape = hood.num_nodes, self.num_labels
             pred_probs = as_expected("pred_probs", pred_probs, shape, kind="float", like=hood)
             total = pred_probs.double().sum(1)

@@ -78,7 +78,7 @@ class GraphScores:
 
 def as_scores(scores: Any, num_nodes: int | None, device: torch.device | None = None) -> Tensor:
     """``(N, C)`` finite logits."""
-    scores = as_tensor("scores", in_label_order("scores", scores), device)
+    scores = as_tensor("scores", in_label_order(scores), device)
     note = "one row of logits per node and C >= 2 labels"
     expect("scores", scores, ("N" if num_nodes is None else num_nodes, ("C", 2)), note=note)
     scores = scores.to(torch.get_default_dtype()) if is_kind(scores, "integers") else scores

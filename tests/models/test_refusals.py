@@ -116,7 +116,7 @@ SCORES = [
     (lambda: letters("A", 4, 4, margin=0.5), "margin be less than 0.5, got 'A' and 0.5"),
     (lambda: scaled(PROBS * NAN), "scores must be finite"),
     (lambda: scaled(y=LABELS + 1), r"y must hold labels 0\.\.1 where held_out"),
-    (lambda: scaled(y=LABELS[:1]), "y must have .* per row of scores"),
+    (lambda: scaled(y=LABELS[:1]), "y must have .*, one label per node"),
     (lambda: scaled(torch.zeros(5, 2), ZERO, ids(3, 3)), "held_out must be a bool.*that repeat"),
     (lambda: scaled(held_out=TWO & False), "held_out selects no node"),
     (lambda: counted(LABELS + 1), r"y must hold labels 0\.\.1 where observed"),
