@@ -34,7 +34,7 @@ from pyro_nmm.guides.mixture import MarginalGuide
 from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models.dglfrm import DGLFRM, StickShares, observed_edges, stick_logits
 from pyro_nmm.models.networks import attention_scores, register
-from pyro_nmm.sparse import sparse_csr, to_csr
+from pyro_nmm.sparse import sparse_csr
 
 #: Random nodes and features of ``"local"``, whose pairs stand for all.
 NUM_COLUMNS = 128
@@ -262,7 +262,7 @@ class _Encoder(nn.Module):
 
     def _thinned(self, x: Tensor) -> Tensor:
         """Features with dropout; zeros of sparse ones stay zeros."""
-        x = to_csr(x) if x.layout == torch.sparse_coo else x
+        x = x.to_sparse_csr() if x.layout == torch.sparse_coo else x
         if x.layout == torch.strided:
             return F.dropout(x, self.dropout, self.training)
         values = F.dropout(x.values(), self.dropout, self.training)
