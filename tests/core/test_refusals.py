@@ -173,7 +173,7 @@ CONDITIONALS = [
 
 MIXTURES = [
     (lambda: mixture(torch.full((17, 3, 3), 0.4)), r"sum to one over the last .* at \[0, 0\]"),
-    (lambda: mixture([[0, 1]]), "relabel must hold probabilities of shape"),
+    (lambda: mixture([[0, 1]]), r"relabel must .* of shape \(..., 17, 3, 3\), probabilities"),
     (lambda: mixture().entropy_bound(estimator="no_score"), "estimator must be one of"),
     (lambda: mixture().entropy_bound(1, "reward_to_go"), "num_samples .* at least 2, got 1"),
     (lambda: mixture(batch=(2,)).entropy_bound(), "without batch"),
