@@ -170,7 +170,9 @@ class Neighborhood:
         ptr = cumsum(degree)
         if num_edges is not None and self.device.type == "cpu" and num_edges != ptr[-1]:
             raise ValueError(f"num_edges must be {int(ptr[-1])}, of rows, got {num_edges}")
-        edges = spans(self.ptr[rows], degree, ptr, num_edges)
+        num_edges = int(ptr[-1]) if num_edges is None else num_edges
+        edges = (self.ptr[rows] - ptr[:-1]).repeat_interleave(degree, output_size=num_edges)
+        edges += torch.arange(num_edges, device=self.device)
         source = self.source.index_select(0, edges)
         edge = edges if self._edge is None else self._edge.index_select(0, edges)
         hood = self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
@@ -291,15 +293,6 @@ def edges_between(hood: Neighborhood, source: Tensor, row: Tensor) -> Tensor:
     keys, wanted = (r * hood.num_sources + s for r, s in ((hood.row, hood.source), (row, source)))
     place = torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
     return place.where(keys[place] == wanted, -1)
-
-
-def spans(first: Tensor, size: Tensor, ptr: Tensor | None = None, end: int | None = None) -> Tensor:
-    """``first, first + 1, ...`` of every span, one after the other; spans start at ``ptr``."""
-    ptr = cumsum(size) if ptr is None else ptr
-    end = int(ptr[-1]) if end is None else end
-    places = torch.repeat_interleave(first - ptr[:-1], size, output_size=end)
-    places += torch.arange(len(places), device=places.device)
-    return places
 
 
 def compact(rows: Neighborhood) -> tuple[Neighborhood, Tensor]:

@@ -7,7 +7,7 @@ import itertools
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import add_remaining_self_loops, coalesce, degree, to_undirected
+from torch_geometric.utils import add_remaining_self_loops, degree, to_undirected
 
 from pyro_nmm.arguments import (
     as_edge_index,
@@ -16,7 +16,8 @@ from pyro_nmm.arguments import (
     check_integers,
     expect_all,
 )
-from pyro_nmm.neighborhood import Neighborhood, spans
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.sparse import sparse_coo
 
 __all__ = ["grid", "hops", "points", "walks"]
 
@@ -106,25 +107,24 @@ def hops(
     edges = as_edge_index(edge_index, num_nodes)
     check_integers(1, spacing=spacing)
     check_integers(spacing, radius=radius)
-    edges = to_undirected(edges, num_nodes=num_nodes)
-    degrees = edges[0].bincount(minlength=num_nodes)
-    starts = degrees.cumsum(0) - degrees
+    device, size = edges.device, (num_nodes, num_nodes)
+    edges = to_undirected(edges.cpu(), num_nodes=num_nodes)
     at = _spread_out(edges, num_nodes, spacing).nonzero()[:, 0]
-    source, node = torch.arange(len(at), device=at.device), at
-    # Pairs of a source and a node that it reaches, sorted, and the hops between them.
-    keys, distance = source * num_nodes + node, torch.zeros_like(at)
-    for hop in range(1, radius + 1):
-        # The neighbours of what was reached last.
-        place = spans(starts[node], degrees[node])
-        reached = source.repeat_interleave(degrees[node]) * num_nodes + edges[1][place]
-        every, old = torch.cat([keys, reached]).unique(return_inverse=True)
-        # Pairs that were known keep their distance.
-        distance = torch.full_like(every, hop).scatter_(0, old[: len(keys)], distance)
-        keys, new = every, every[distance == hop]
-        source, node = new // num_nodes, new % num_nodes
-    source, node = keys // num_nodes, keys % num_nodes
+    near = _ones(add_remaining_self_loops(edges, num_nodes=num_nodes)[0], size)
+    starts = torch.stack([at, torch.arange(len(at))])
+    # Nodes and the sources that they reach, and in how many of the rounds.
+    reached = times = _ones(starts, (num_nodes, len(at)))
+    for _ in range(radius):
+        reached = torch.sparse.mm(near, reached).coalesce()
+        reached = _ones(reached.indices(), reached.shape)
+        times = times + reached
+    node, source = (times := times.coalesce()).indices()
     hood = Neighborhood(torch.stack([source, node]), num_nodes, len(at))
-    return hood, distance[(node * len(at) + source).argsort()]
+    return hood.to(device), (radius + 1 - times.values()).long().to(device)
+
+
+def _ones(places: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return sparse_coo(places, torch.ones(places.shape[1]), shape)
 
 
 def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
@@ -135,11 +135,11 @@ def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
             values = values.scatter_reduce(0, edges[1], values[edges[0]], "amax")
         return values
 
-    chosen = torch.zeros(num_nodes, dtype=torch.bool, device=edges.device)
+    chosen = torch.zeros(num_nodes, dtype=torch.bool)
     free = ~chosen
     while free.any():
         # A permutation, so that no two free nodes are equal.
-        priority = (1 + torch.randperm(num_nodes, device=edges.device)) * free
+        priority = (1 + torch.randperm(num_nodes)) * free
         new = free & (within(priority) == priority)
         chosen = chosen | new
         free = free & (within(new.long()) == 0)
@@ -169,21 +169,20 @@ def walks(
 
     :param Tensor membership: ``(N,)`` the group of every node, integers from zero.
     """
-    edges, dtype = as_edge_index(edge_index, num_nodes), torch.get_default_dtype()
+    edges = as_edge_index(edge_index, num_nodes)
     check_integers(1, num_steps=num_steps)
     shape, note = (num_nodes,), "one group per node"
     groups = as_expected("membership", membership, shape, kind="labels", like=edges, note=note)
+    device, edges, groups = edges.device, edges.cpu(), groups.cpu()
     expect_all("membership", groups, groups >= 0, "not be negative")
     edges = to_undirected(edges, num_nodes=num_nodes)
     edges, _ = add_remaining_self_loops(edges, num_nodes=num_nodes)
-    node, num_groups = torch.arange(num_nodes, device=edges.device), int(groups.max()) + 1
-    share = 1 / degree(edges[0], num_nodes, dtype)[edges[0]]
-    chance = torch.ones_like(node, dtype=dtype)
+    share = 1 / degree(edges[0], num_nodes, torch.get_default_dtype())[edges[0]]
+    step = sparse_coo(edges, share, (num_nodes, num_nodes))
+    places = torch.stack([torch.arange(num_nodes), groups])
+    chance = _ones(places, (num_nodes, num_groups := int(groups.max()) + 1))
     for _ in range(num_steps):
-        # Every edge brings the groups of its other end.
-        counts = node.bincount(minlength=num_nodes)
-        number, starts = counts[edges[1]], counts.cumsum(0) - counts
-        place = spans(starts[edges[1]], number)
-        pairs = torch.stack([edges[0].repeat_interleave(number), groups[place]])
-        (node, groups), chance = coalesce(pairs, share.repeat_interleave(number) * chance[place])
-    return Neighborhood(torch.stack([groups, node]), num_nodes, num_groups), chance.log()
+        chance = torch.sparse.mm(step, chance)
+    node, groups = (chance := chance.coalesce()).indices()
+    hood = Neighborhood(torch.stack([groups, node]), num_nodes, num_groups)
+    return hood.to(device), chance.values().log().to(device)

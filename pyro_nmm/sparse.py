@@ -28,6 +28,11 @@ def sparse_csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, 
     return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)
 
 
+def sparse_coo(places: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A matrix in ``torch.sparse_coo``, of rows and columns ``(2, K)`` and values ``(K,)``."""
+    return torch.sparse_coo_tensor(places, values, shape, check_invariants=False)
+
+
 def spread(step: Callable, labels: Tensor, damping: float, num_steps: int) -> Tensor:
     r"""Label spreading, :math:`R \leftarrow g W R + (1 - g) Y` from :math:`Y` (Zhou et al. 2003,
     "Learning with Local and Global Consistency", NeurIPS). ``step`` multiplies by :math:`W`, the
