@@ -16,6 +16,7 @@ from pyro.distributions import is_validation_enabled
 from torch import Size, Tensor
 from torch_geometric.utils import index_to_mask
 
+from pyro_nmm.labels import check_same_order
 from pyro_nmm.provenance import untracked
 
 Member = TypeVar("Member", bound=StrEnum)
@@ -41,7 +42,7 @@ def as_tensor(
     """A tensor as it is, or an array or a list as one; ``masked`` stands for masked entries."""
     if isinstance(value, Tensor):
         return value.long() if value.dtype in UNSIGNED else value
-    check_order(name, value)
+    check_same_order(name, value)
     if isinstance(value, np.ma.MaskedArray) and (masked is not None or value.mask.any()):
         if masked is None:
             number, cure = np.ma.count_masked(value), f"pass {name}.filled(...)"
@@ -59,17 +60,6 @@ def as_tensor(
         of = "a tensor, an array or a nested list of numbers"
         got = f"{type(value)}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}"
         raise ValueError(f"{name} must be {of}, got {got}") from None
-
-
-def check_order(name: str, value: Any) -> None:
-    """Refuse pandas data whose rows are numbered 0, 1, ... in another order."""
-    index = getattr(value, "index", ())
-    numbers = np.asarray(() if callable(index) else index)  # of a list it is a method
-    order = np.arange(len(numbers))
-    moved = numbers.dtype.kind in "iu" and (numbers != order).any()
-    if moved and np.array_equal(np.sort(numbers), order):
-        cure = f"{name}.sort_index(), or {name}.reset_index(drop=True) to keep the order"
-        raise ValueError(f"{name} has rows in another order than its index, 0..N-1: pass {cure}")
 
 
 def expect(

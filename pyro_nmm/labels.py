@@ -47,14 +47,17 @@ def in_label_order(table: Any) -> Any:
     return table[[columns[label] for label in order]] if numbered else table
 
 
-def check_same_order(name: str, values: Any, beside: str, others: Any) -> None:
-    """Refuse pandas data whose index is another order of the index of other data."""
-    index, wanted = (getattr(data, "index", ()) for data in (values, others))
-    if callable(index) or callable(wanted) or np.array_equal(index, wanted):  # of lists
+def check_same_order(name: str, values: Any, beside: str = "", others: Any = None) -> None:
+    """Refuse pandas data whose index is another order of 0, 1, ..., or of other data's index."""
+    index = getattr(values, "index", ())
+    index = () if callable(index) else index  # of a list
+    wanted = getattr(others, "index", index) if beside else range(len(index))
+    if callable(wanted) or np.array_equal(index, wanted):
         return
     if Counter(index) == Counter(wanted):
-        cure = f"{name}.loc[{beside}.index], or {name}.to_numpy() to keep the order"
-        must = f"have its rows in the order of {beside}"
+        cure = f"{name}.loc[{beside}.index]" if beside else f"{name}.sort_index()"
+        cure += f", or {name}.to_numpy() to keep the order"
+        must = f"have its rows in the order of {beside or 'their numbers 0..N-1'}"
         raise ValueError(f"{name} must {must}, got another order of the same index: pass {cure}")
 
 

@@ -162,8 +162,8 @@ FRAME = pd.DataFrame(SCORES.numpy())
     ("value", "match"),
     [
         (np.ma.array([1, 2], mask=[False, True]), "x has 1 masked entries.*pass x.filled"),
-        (FRAME.iloc[::-1], r"rows in another order than its index.*pass x.sort_index\(\)"),
-        (FRAME[0].iloc[::-1], r"rows in another order than its index.*x.reset_index\(drop"),
+        (FRAME.iloc[::-1], r"rows in the order of their numbers .*pass x.sort_index\(\)"),
+        (FRAME[0].iloc[::-1], r"rows in the order of their numbers .*x.to_numpy\(\) to"),
         (np.array([1, None]), "array or a nested list of numbers, got .*ndarray.* of object"),
     ],
 )

@@ -39,7 +39,7 @@ REFUSED = [
     ("hold none of annotator 1: leave that column out", TABLE * [1, 0, 0] - [0, 1, 1]),
     ("hold none: all are -1", torch.full((256, 2), -1)),
     ("hold none: all are -1", TABLE[:, :0]),
-    (r"another order than its index.*sort_index\(\), or", other_order(pd.DataFrame(TABLE))),
+    (r"in the order of their numbers .*sort_index\(\), or", other_order(pd.DataFrame(TABLE))),
     (r"answers must lie in 0\.\.2, got 3: number from 0, or raise num_labels", TABLE + 1),
     (r"answers must hold integers, -1 or NaN.*got 0.5", TABLE / 2),
     ("got text: pandas.factorize", TABLE.astype(str)),
