@@ -179,10 +179,10 @@ def walks(
     edges, _ = add_remaining_self_loops(edges, num_nodes=num_nodes)
     share = 1 / degree(edges[0], num_nodes, torch.get_default_dtype())[edges[0]]
     step = sparse_coo(edges, share, (num_nodes, num_nodes))
-    places = torch.stack([torch.arange(num_nodes), groups])
-    chance = _ones(places, (num_nodes, num_groups := int(groups.max()) + 1))
+    names, groups = groups.unique(return_inverse=True)
+    chance = _ones(torch.stack([torch.arange(num_nodes), groups]), (num_nodes, len(names)))
     for _ in range(num_steps):
         chance = torch.sparse.mm(step, chance)
     node, groups = (chance := chance.coalesce()).indices()
-    hood = Neighborhood(torch.stack([groups, node]), num_nodes, num_groups)
+    hood = Neighborhood(torch.stack([names[groups], node]), num_nodes, int(names[-1]) + 1)
     return hood.to(device), chance.values().log().to(device)
