@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_set, as_tensor, check_integers, expect, expect_all
+from pyro_nmm.arguments import as_labels, as_set, check_integers
 from pyro_nmm.fitting import Steps, with_gradients, with_options
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.ordered import ordered_guide
@@ -137,8 +137,6 @@ def fit_nmm(
         if data.get(name) is None:
             raise ValueError(f"data must have {name}, got {data}")
     program = AmortizedNMM(hood, network, estimator=estimator)
-    y = as_tensor("data.y", data.y, hood.device)
-    y = expect("data.y", y, (hood.num_nodes,), kind="labels", note="one label per node").long()
     observed = as_set(data.train_mask, hood.num_nodes, hood.device, "data.train_mask")
     number = int(observed.sum())
     model, guide = (poutine.scale(f, 1 / number) for f in (program.model, program.guide))
@@ -152,8 +150,7 @@ def fit_nmm(
 
     with pyro.get_param_store().scope():
         num_classes = program.mixture(*inputs).num_classes  # with all checks of the network
-        good = ~observed | (y >= 0) & (y < num_classes)
-        expect_all("data.y", y, good, f"hold labels 0..{num_classes - 1} in train_mask")
+        y = as_labels("data.y", data.y, observed, num_classes, "train_mask")
         matrices: dict[str, Any] = {"params": [p for p in network.parameters() if p.dim() > 1]}
         others = {"params": [p for p in network.parameters() if p.dim() <= 1]}
         groups = [matrices | {"weight_decay": weight_decay}, others]

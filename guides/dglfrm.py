@@ -19,8 +19,8 @@ from torch_geometric.utils import sort_edge_index
 
 from pyro_nmm import MembershipMixture, Neighborhood
 from pyro_nmm.arguments import (
+    as_edge_index,
     as_tensor,
-    check_edge_index,
     check_finite,
     check_integers,
     check_range,
@@ -34,7 +34,7 @@ from pyro_nmm.guides.mixture import MarginalGuide
 from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.models.dglfrm import DGLFRM, StickShares, observed_edges, stick_logits
 from pyro_nmm.models.networks import attention_scores, register
-from pyro_nmm.sparse import sparse_csr, to_csr
+from pyro_nmm.sparse import sparse_csr
 
 #: Random nodes and features of ``"local"``, whose pairs stand for all.
 NUM_COLUMNS = 128
@@ -251,8 +251,8 @@ class _Encoder(nn.Module):
         """The normalised adjacency matrix, computed once a graph."""
 
         def matrix() -> Tensor:
-            check_edge_index(edge_index, num_nodes)  # once a graph, because it reads the ids
-            edges, weight = gcn_norm(edge_index, like.new_ones(edge_index.shape[1]), num_nodes)
+            ends = as_edge_index(edge_index, num_nodes)  # once a graph, because it reads the ids
+            edges, weight = gcn_norm(ends, like.new_ones(ends.shape[1]), num_nodes)
             (source, target), weight = sort_edge_index(edges, weight, sort_by_row=False)
             ptr = index2ptr(target, num_nodes)
             return sparse_csr(ptr, source, weight, (num_nodes, num_nodes))
@@ -262,7 +262,7 @@ class _Encoder(nn.Module):
 
     def _thinned(self, x: Tensor) -> Tensor:
         """Features with dropout; zeros of sparse ones stay zeros."""
-        x = to_csr(x) if x.layout == torch.sparse_coo else x
+        x = x.to_sparse_csr() if x.layout == torch.sparse_coo else x
         if x.layout == torch.strided:
             return F.dropout(x, self.dropout, self.training)
         values = F.dropout(x.values(), self.dropout, self.training)

@@ -16,9 +16,10 @@ from torch_geometric.utils import is_sparse
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import (
+    as_edge_index,
+    as_labels,
     as_set,
     as_tensor,
-    check_edge_index,
     check_finite,
     check_integers,
     check_positive,
@@ -152,7 +153,7 @@ def _check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
     if not is_sparse(edge_index):
         expect("edge_index", edge_index, (2, "num_edges"), kind="integers")
         if pyro.settings.get("validate_distributions_pyro"):
-            check_edge_index(edge_index, hood.num_nodes)
+            as_edge_index(edge_index, hood.num_nodes)
 
 
 def near_marginals(marginals: Tensor, kappa: float, epsilon: float) -> Tensor:
@@ -193,7 +194,7 @@ class FreeNMM(nn.Module):
         shape = hood.num_sources, num_classes
         if marginals is None:
             marginals = torch.full(shape, 1 / num_classes, device=hood.device)
-        marginals = as_tensor("marginals", in_label_order("marginals", marginals), hood.device)
+        marginals = as_tensor("marginals", in_label_order(marginals), hood.device)
         expect("marginals", marginals, shape, note="one row of probabilities per source")
         good = marginals.isfinite() & (marginals >= 0)
         expect_all("marginals", marginals, good, "be probabilities")
@@ -242,10 +243,7 @@ def compatibility(hood: Neighborhood, y: Tensor, observed: Tensor, num_classes: 
     _check_nodes(hood)
     check_integers(2, num_classes=num_classes)
     observed = as_set(observed, hood.num_nodes, hood.device, "observed")
-    y, shape = as_tensor("y", y, hood.device, masked=-1), (hood.num_nodes,)
-    y = expect("y", y, shape, kind="labels", like=hood, note="one label per node").long()
-    good = ~observed | (y >= 0) & (y < num_classes)
-    expect_all("y", y, good, f"hold labels 0..{num_classes - 1} where observed")
+    y = as_labels("y", y, observed, num_classes, "observed")
     both = observed[hood.source] & observed[hood.target] & (hood.source != hood.target)
     source, target = hood.source[both], hood.target[both]
     counts = torch.bincount(y[source] * num_classes + y[target], minlength=num_classes**2)

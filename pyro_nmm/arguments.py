@@ -16,6 +16,7 @@ from pyro.distributions import is_validation_enabled
 from torch import Size, Tensor
 from torch_geometric.utils import index_to_mask
 
+from pyro_nmm.labels import check_same_order
 from pyro_nmm.provenance import untracked
 
 Member = TypeVar("Member", bound=StrEnum)
@@ -31,7 +32,7 @@ KINDS = {
     "integers": "hold integers (torch.long)",
     "labels": "hold integer labels (torch.long)",
     "ids": "hold node ids (torch.long)",
-    "mask": "be a boolean mask (torch.bool)",
+    "mask": "be a boolean mask (torch.bool; PyG's index_to_mask makes one of node ids)",
 }
 
 
@@ -41,43 +42,24 @@ def as_tensor(
     """A tensor as it is, or an array or a list as one; ``masked`` stands for masked entries."""
     if isinstance(value, Tensor):
         return value.long() if value.dtype in UNSIGNED else value
-    check_order(name, value)
-    if isinstance(value, np.ma.MaskedArray):
-        if masked is None and (number := np.ma.count_masked(value)):
-            cure = f"pass {name}.filled(...)"
+    check_same_order(name, value)
+    if isinstance(value, np.ma.MaskedArray) and (masked is not None or value.mask.any()):
+        if masked is None:
+            number, cure = np.ma.count_masked(value), f"pass {name}.filled(...)"
             raise ValueError(f"{name} has {number} masked entries, which have no value: {cure}")
-        data = value.data.astype(np.int64) if value.dtype.kind == "u" else value.data
-        value = data if masked is None else np.where(np.ma.getmaskarray(value), masked, data)
+        signed = value.data.astype(np.int64) if value.dtype.kind == "u" else value.data
+        value = np.where(np.ma.getmaskarray(value), masked, signed)
     try:
-        array = value if isinstance(value, list | tuple) else _native(value)
-        tensor = torch.as_tensor(array, device=device)
+        if not isinstance(value, list | tuple):
+            value = np.array(value)  # a copy, because PyTorch takes no negative strides
+            value = np.array(value.tolist()) if value.dtype == object else value
+            value = value.astype(value.dtype.newbyteorder("="), copy=False)
+        tensor = torch.as_tensor(value, device=device)
         return tensor.long() if tensor.dtype in UNSIGNED else tensor
     except (KeyError, TypeError, ValueError, RuntimeError):
         of = "a tensor, an array or a nested list of numbers"
         got = f"{type(value)}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}"
         raise ValueError(f"{name} must be {of}, got {got}") from None
-
-
-def _native(value: Any) -> np.ndarray:
-    """A contiguous array of a type that PyTorch computes with."""
-    array = np.ascontiguousarray(value)
-    if array.dtype == object:  # of numbers, perhaps
-        array = np.array(array.tolist())
-    frozen = not (array.flags.writeable or isinstance(value, np.memmap))  # as pandas' arrays
-    if frozen or any(stride < 0 for stride in array.strides):  # of x[::-1] with one row
-        array = array.copy()
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def check_order(name: str, value: Any) -> None:
-    """Refuse pandas data whose rows are numbered 0, 1, ... in another order."""
-    if callable(index := getattr(value, "index", ())):  # of a list
-        return
-    numbers, order = np.asarray(index), np.arange(len(index))
-    differs = numbers.dtype.kind in "iu" and not np.array_equal(numbers, order)
-    if differs and np.array_equal(np.sort(numbers), order):
-        cure = f"{name}.sort_index(), or {name}.reset_index(drop=True) to keep the order"
-        raise ValueError(f"{name} has rows in another order than its index, 0..N-1: pass {cure}")
 
 
 def expect(
@@ -94,13 +76,9 @@ def expect(
     text = f"shape ({', '.join(sizes)}{',' * (len(sizes) == 1)})" + (f", {note}" if note else "")
     if not isinstance(value, Tensor) or not is_kind(value, kind):
         got = value.dtype if isinstance(value, Tensor) else type(value)
-        cure = "; torch.as_tensor makes one of an array, PyG's index_to_mask of node ids"
-        fix = cure if kind == "mask" else ""
-        of = f" of {text}" if shape and kind in ("ids", "tensor") else ""
-        raise ValueError(f"{name} must {KINDS[kind]}{of}, got {got}{fix}")
+        raise ValueError(f"{name} must {KINDS[kind]}{f' of {text}' if shape else ''}, got {got}")
     if shape is not None and not _fits(tuple(value.shape), shape):
-        must = f"{KINDS[kind]} of" if kind == "ids" else "have"
-        raise ValueError(f"{name} must {must} {text}, got {tuple(value.shape)}")
+        raise ValueError(f"{name} must have {text}, got {tuple(value.shape)}")
     if like is not None:
         expect_device(name, value, like.device)
     return value.long() if value.dtype in UNSIGNED else value
@@ -133,22 +111,21 @@ def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = ""
 
 def is_kind(value: Tensor, kind: str) -> bool:
     """Whether a tensor is of a kind."""
-    if kind == "float":
-        return value.is_floating_point()
+    types = {"ids": torch.long, "mask": torch.bool}
+    if kind in types:
+        return value.dtype == types[kind]
     if kind in ("integers", "labels"):
         return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    types = {"ids": torch.long, "mask": torch.bool}
-    return kind not in types or value.dtype == types[kind]
+    return kind == "tensor" or value.is_floating_point()
 
 
 def _fits(sizes: tuple[int, ...], shape: tuple[Dim, ...]) -> bool:
     if shape[:1] == ("...",):
         shape = shape[1:]
         sizes = sizes[max(0, len(sizes) - len(shape)) :]
-    least = [dim[1] if isinstance(dim, tuple) else 0 for dim in shape]
     return len(sizes) == len(shape) and all(
-        size == dim if isinstance(dim, int) else size >= low
-        for size, dim, low in zip(sizes, shape, least, strict=True)
+        size == dim if isinstance(dim, int) else isinstance(dim, str) or size >= dim[1]
+        for size, dim in zip(sizes, shape, strict=True)
     )
 
 
@@ -156,8 +133,7 @@ def out_of_range(ids: Tensor, size: int) -> int | None:
     """An integer that is not in ``0..size - 1``, if there is one."""
     if ids.numel() == 0:
         return None
-    ids = ids.long() if ids.dtype in UNSIGNED else ids
-    low, high = torch.stack(ids.aminmax()).tolist()  # a GPU waits once
+    low, high = torch.stack(ids.long().aminmax()).tolist()  # a GPU waits once
     return low if low < 0 else high if high >= size else None
 
 
@@ -173,55 +149,41 @@ def check_ids(name: str, ids: Tensor, shape: tuple, num_nodes: int, **expected: 
     check_range(name, ids, num_nodes)
 
 
-def check_edges(name: str, edge_index: Tensor) -> None:
-    """Refuse all but a dense tensor of integers ``(2, num_edges)``."""
-    if isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
+def as_edges(name: str, edges: Any, like: Any = None) -> Tensor:
+    """Integers ``(2, num_edges)``, of a dense tensor, an array or a list, as ``torch.long``."""
+    if hasattr(edges, "to_directed"):
+        cure = (
+            "torch.tensor([[row[i], row[j]] for i, j in graph.to_directed().edges]).T of a dict row"
+        )
+        raise ValueError(f"{name} must hold pairs of node ids, got {edges}: pass {cure}")
+    if getattr(edges, "layout", torch.strided) != torch.strided:
         cure = "take PyG's to_edge_index(adj)[0], whose rows are sources"
         raise ValueError(f"{name} must hold pairs of node ids, got a sparse matrix: {cure}")
-    expect(name, edge_index, (2, "num_edges"))
-    if edge_index.is_meta:
-        raise ValueError(f"{name} is on the meta device and holds no node ids")
-    expect(name, edge_index, kind="integers")
+    note = "sources and targets (PyG's dense_to_sparse(adj)[0] of a matrix)"
+    edges = as_expected(name, edges, (2, "num_edges"), like=like, note=note)
+    return expect(name, edges, kind="integers").long()
 
 
 def as_edge_index(
     edge_index: Any, num_nodes: int, num_sources: int | None = None, like: Any = None
 ) -> Tensor:
-    """Edges that :func:`check_edge_index` accepts, of arrays and lists too, as ``torch.long``."""
-    if hasattr(edge_index, "to_directed") and hasattr(edge_index, "nodes"):
-        cure = "torch.tensor(list(graph.to_directed().edges())).T, if its nodes are 0..N-1: "
-        cure += "networkx.relabel_nodes(graph, {name: number}) numbers them"
-        raise ValueError(f"edge_index must hold pairs of node ids, got {edge_index}: pass {cure}")
-    edge_index = as_tensor("edge_index", edge_index, None if like is None else like.device)
-    check_edge_index(edge_index, num_nodes, num_sources)
-    return edge_index.long()
-
-
-def check_edge_index(edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
-    """Pairs of node ids, as PyG has them, or of a source and a node."""
+    """Pairs of node ids, as PyG has them, or of a source and a node, as ``torch.long``."""
     nodes = "node", num_nodes
     ends = nodes if num_sources is None else ("source", num_sources), nodes
     for kind, size in ends:
-        if not isinstance(size, Integral) or size < 1:
-            raise ValueError(f"num_{kind}s must be a positive integer, got {size!r}")
-    check_edges("edge_index", edge_index)
+        check_integers(1, **{f"num_{kind}s": size})
+    edge_index = as_edges("edge_index", edge_index, like)
     for ids, (kind, size) in zip(edge_index, ends, strict=True):
         cure = f": renumber the {kind}s or raise num_{kind}s (now {size})"
         check_range("edge_index", ids, size, kind, cure)
+    return edge_index
 
 
-def check_mask(
-    mask: Tensor,
-    num_nodes: int,
-    device: torch.device,
-    name: str = "observed",
-    *,
-    empty: bool = False,
-) -> None:
-    """Refuse all but a boolean mask on the device of ``hood``."""
+def check_mask(mask: Tensor, num_nodes: int, device: torch.device, name: str = "observed") -> None:
+    """Refuse all but a boolean mask of some nodes on the device of ``hood``."""
     expect(name, mask, (num_nodes,), kind="mask", note="one entry per node")
     expect_device(name, mask, device)
-    if not empty and not mask.any():
+    if not mask.any():
         raise ValueError(f"{name} selects no node: at least one entry must be True")
 
 
@@ -232,8 +194,8 @@ def as_set(
     nodes = as_tensor(name, nodes, device)
     none = nodes.numel() == 0 and nodes.dtype != torch.bool
     ids = nodes.dim() == 1 and (none or is_kind(nodes, "integers"))
-    repeats = ids and len(values := nodes.unique()) < len(nodes)
-    if repeats and len(nodes) == num_nodes and 0 <= values[0] <= values[-1] <= 1:
+    repeats = ids and len(nodes.unique()) < len(nodes)
+    if repeats and len(nodes) == num_nodes and out_of_range(nodes, 2) is None:
         nodes = nodes.bool()
     elif ids and not repeats:
         check_range(name, nodes, num_nodes)
@@ -243,29 +205,41 @@ def as_set(
             f"{name} must be a boolean mask (N,) or node ids (K,), N = {num_nodes}, got "
             f"{nodes.dtype} of shape {tuple(nodes.shape)}{' that repeat' * repeats}"
         )
-    check_mask(nodes, num_nodes, device, name, empty=empty)
+    if not (empty or nodes.any()):
+        raise ValueError(f"{name} selects no node: at least one entry must be True")
+    expect_device(name, nodes, device)
     return nodes
+
+
+def _check_each(values: dict[str, Any], good: Callable[[Any], Any], must: str) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Real | Tensor) or not good(value):
+            raise ValueError(f"{name} must {must}, got {value!r}")
+
+
+def as_labels(name: str, y: Any, known: Tensor, num_classes: int, where: str) -> Tensor:
+    """Labels ``(N,)``, masked or of any number outside of the mask ``known``, as ``torch.long``."""
+    shape, y = tuple(known.shape), as_tensor(name, y, known.device, masked=-1)
+    y = expect(name, y, shape, kind="labels", like=known, note="one label per node").long()
+    good = ~known | (y >= 0) & (y < num_classes)
+    expect_all(name, y, good, f"hold labels 0..{num_classes - 1} where {where}")
+    return y
 
 
 def check_integers(least: int, **values: int) -> None:
     """Refuse numbers of steps, samples and the like below ``least``."""
-    for name, value in values.items():
-        if not isinstance(value, Integral) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
+    must = f"be an integer of at least {least}"
+    _check_each(values, lambda value: isinstance(value, Integral) and int(value) >= least, must)
 
 
 def check_positive(**values: float) -> None:
     """Refuse rates and the like that are not positive and finite."""
-    for name, value in values.items():
-        if not isinstance(value, Real | Tensor) or not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {value}")
+    _check_each(values, lambda value: 0 < value < math.inf, "be positive and finite")
 
 
 def check_finite(**values: float) -> None:
     """Refuse what is no finite number."""
-    for name, value in values.items():
-        if not isinstance(value, Real | Tensor) or not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {value!r}")
+    _check_each(values, math.isfinite, "be a finite number")
 
 
 def as_shape(sample_shape: Any) -> Size:

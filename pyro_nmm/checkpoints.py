@@ -33,22 +33,22 @@ def save_checkpoint(state: dict, path: str | Path) -> None:
 
 def load_checkpoint(path: str | Path) -> dict | None:
     """The saved state, on the CPU, or ``None`` without a file."""
-    try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-    except FileNotFoundError:
+    if not Path(path).exists():
         return None
-    except OSError:  # which may pass, such as a missing permission
-        raise
-    except Exception as error:  # torch.load raises almost anything for a file of another kind
-        cure = "remove it, or give another path"
-        raise ValueError(f"checkpoint {path} cannot be read ({error}): {cure}") from error
-    return state
+    with Path(path).open("rb") as file:
+        try:
+            return torch.load(file, weights_only=True, map_location="cpu")
+        except Exception as error:  # almost any, for a file of another kind
+            cure = "remove it, or give another path"
+            raise ValueError(f"checkpoint {path} cannot be read ({error}): {cure}") from error
 
 
 class Checkpoint:
     """A run's parts, with a ``state_dict`` each, and its random numbers, in a file or nowhere."""
 
-    def __init__(self, path: Path | None, parts: Mapping[str, Any], settings: Mapping) -> None:
+    def __init__(
+        self, path: str | Path | None, parts: Mapping[str, Any], settings: Mapping
+    ) -> None:
         self.path, self.parts = path, parts
         if path is not None:
             layers = [repr(layer) for layer in parts["module"].modules()]
@@ -85,19 +85,16 @@ def digest(*values: object) -> str:
 def _contents(value: Any) -> Iterator[bytes]:
     if isinstance(value, np.ndarray):
         value = torch.tensor(value) if value.dtype.kind in "biufc" else value.tolist()
-    if isinstance(value, Tensor) and not is_lazy(value):
-        if value.layout == torch.strided:
-            flat = value.detach().cpu().as_subclass(Tensor).flatten().contiguous()
-            yield f"{value.dtype} {tuple(value.shape)}".encode()
-            yield flat.view(torch.uint8).numpy().tobytes()
-            return
+    if isinstance(value, Tensor) and value.layout != torch.strided:
         entries = value.detach().to_sparse_coo().coalesce()
         value = value.shape, entries.indices(), entries.values()
-    if isinstance(value, Mapping):
-        value = [*value.items()]
-    if isinstance(value, list | tuple):
+    if isinstance(value, Tensor) and not is_lazy(value):
+        flat = value.detach().cpu().as_subclass(Tensor).flatten().contiguous()
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield flat.view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, Mapping | list | tuple):
         yield str(len(value)).encode()
-        for item in value:
+        for item in value.items() if isinstance(value, Mapping) else value:
             yield from _contents(item)
     else:  # an address is another one in every process
         yield re.sub(" at 0x[0-9a-f]+", "", repr(value)).encode()

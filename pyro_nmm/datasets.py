@@ -24,13 +24,13 @@ from torch_geometric.utils import (
 )
 
 from pyro_nmm.arguments import (
+    as_edges,
+    as_expected,
     as_tensor,
-    check_edges,
     check_finite,
     check_ids,
     check_integers,
     check_range,
-    expect,
 )
 
 __all__ = ["digits", "inner_edges", "letters", "random_split", "seed_batch"]
@@ -133,9 +133,10 @@ def inner_edges(edge_index: Tensor, mask: Tensor) -> Tensor:
     tensor([[0, 1],
             [1, 2]])
     """
-    edge_index, mask = as_tensor("edge_index", edge_index), as_tensor("mask", mask)
-    expect("mask", mask, ("N",), kind="mask")
-    check_edges("edge_index", edge_index)
+    edge_index, mask = (
+        as_edges("edge_index", edge_index),
+        as_expected("mask", mask, ("N",), kind="mask"),
+    )
     check_range("edge_index", edge_index, len(mask), cure=", the nodes of mask")
     pairs = edge_index.sort(0).values
     return pairs[:, mask[pairs].all(0) & (pairs[0] < pairs[1])].unique(dim=1)
@@ -161,10 +162,9 @@ def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
     :return: the batch, whose first nodes are the seeds. ``batch_size`` is ``S``, ``n_id`` and
         ``e_id`` hold ids in ``data``. Cost: :math:`O(H (N + E))`.
     """
-    check_edges("data.edge_index", data.edge_index)
     check_integers(1, num_hops=num_hops)
     data = copy.copy(data)
-    data.edge_index = data.edge_index.long()
+    data.edge_index = as_edges("data.edge_index", data.edge_index)
     seeds, size = as_tensor("seeds", seeds, data.edge_index.device), data.num_nodes
     check_ids("seeds", seeds, ("S",), size, note="of a mask take mask.nonzero()[:, 0]")
     seeds = seeds.long()

@@ -45,7 +45,11 @@ def ordinary(value: Any) -> Any:
     if isinstance(value, nn.Module):
         for name, tensor in (*value.named_parameters(), *value.named_buffers()):
             if tensor.data.is_inference():  # of a lazy parameter too
-                _replace(tensor, f"{name} of {type(value).__name__}")
+                try:
+                    torch.utils.swap_tensors(tensor, copy.deepcopy(tensor))
+                except RuntimeError:  # of weak references, such as those of Pyro's store
+                    what = f"{name} of {type(value).__name__} was made in torch.inference_mode()"
+                    raise ValueError(f"{what} and used: pass copy.deepcopy(network)") from None
     elif isinstance(value, Tensor):
         return value.clone() if value.is_inference() else value
     elif isinstance(value, Data):
@@ -59,16 +63,6 @@ def ordinary(value: Any) -> Any:
         parts = map(ordinary, value)
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value
-
-
-def _replace(tensor: Tensor, name: str) -> None:
-    """An ordinary tensor in the same object."""
-    try:
-        torch.utils.swap_tensors(tensor, copy.deepcopy(tensor))
-    except RuntimeError:  # of weak references, such as those of Pyro's store
-        cure = "make the network outside of inference mode, or pass copy.deepcopy(network)"
-        what = f"{name} was made in torch.inference_mode() and used there, so it cannot learn"
-        raise ValueError(f"{what}: {cure}") from None
 
 
 def with_options(fit: Callable[..., R]) -> Callable[..., R]:
@@ -127,7 +121,10 @@ class Steps:
     def __post_init__(self) -> None:
         check_integers(1, num_steps=self.num_steps, save_every=self.save_every)
         check_positive(lr=self.lr)
-        as_path(self.checkpoint)
+        if self.checkpoint is not None:
+            path = self.checkpoint
+            if not isinstance(path, str | os.PathLike) or not Path(path).name:
+                raise ValueError(f"checkpoint must be the path of a file, got {path!r}")
 
     def train(
         self,
@@ -150,7 +147,7 @@ class Steps:
         schedule = LambdaLR(optimizer, rate)
         parts = {"module": module, "optimizer": optimizer, "schedule": schedule}
         settings["num_steps"] = self.num_steps
-        saved = Checkpoint(as_path(self.checkpoint), parts, settings)
+        saved = Checkpoint(self.checkpoint, parts, settings)
         losses = saved.resume()
         for step in self.progress(range(len(losses), self.num_steps)):
             module.train()
@@ -162,22 +159,9 @@ class Steps:
             optimizer.step()
             schedule.step()
             if (step + 1) % self.save_every == 0 or step + 1 == self.num_steps:
-                _check_nan(module, step)
+                for name, value in module.named_parameters():  # the gradient may be NaN
+                    if not is_lazy(value) and value.isnan().any():
+                        cure = "lower lr, or mend its gradient"
+                        raise ValueError(f"{name} holds NaN after step {step}: {cure}")
                 saved.save(losses)
         return losses
-
-
-def as_path(checkpoint: str | Path | None) -> Path | None:
-    """Refuse what is no file's path."""
-    if checkpoint is None:
-        return None
-    if not isinstance(checkpoint, str | os.PathLike) or not Path(checkpoint).name:
-        raise ValueError(f"checkpoint must be the path of a file, got {checkpoint!r}")
-    return Path(checkpoint)
-
-
-def _check_nan(module: nn.Module, step: int) -> None:
-    """A loss may be finite where its gradient is not."""
-    for name, value in module.named_parameters():
-        if not is_lazy(value) and value.isnan().any():
-            raise ValueError(f"{name} holds NaN after step {step}: lower lr, or mend its gradient")

@@ -46,8 +46,7 @@ def check_alpha(alpha: Tensor) -> None:
     """Refuse bad concentrations. Follows ``validate_args``, because it reads the data."""
     (alpha,), _ = untracked(alpha)
     cure = ": pass the network's output through softplus or exp and add a floor"
-    expect_all("alpha", alpha, alpha > 0, "be positive", cure)
-    expect_all("alpha", alpha, alpha < torch.inf, "be finite")
+    expect_all("alpha", alpha, (alpha > 0) & (alpha < torch.inf), "be positive and finite", cure)
 
 
 def check_scores(hood: Neighborhood, logits: Tensor) -> None:
@@ -125,18 +124,13 @@ def order_to_rows(rows: Neighborhood, order: Tensor) -> Tensor:
     return torch.searchsorted(rows.nodes, order.contiguous())
 
 
-def check_nodes(hood: Neighborhood, nodes: Tensor) -> None:
-    """Refuse node ids ``(K,)`` that are none, repeat or are out of range."""
+def as_nodes(hood: Neighborhood, nodes: Tensor | None) -> Tensor:
+    """Node ids ``(K,)``, default all; none, those that repeat or are out of range are refused."""
+    if nodes is None:
+        return torch.arange(hood.num_nodes, device=hood.device)
     check_ids("nodes", nodes, (("K", 1),), hood.num_nodes, like=hood, note="at least one")
     if len(nodes.unique()) < len(nodes):
         raise ValueError("nodes must be distinct: a node has one label only")
-
-
-def as_nodes(hood: Neighborhood, nodes: Tensor | None) -> Tensor:
-    """Node ids ``(K,)`` that :func:`check_nodes` accepts, default all."""
-    if nodes is None:
-        return torch.arange(hood.num_nodes, device=hood.device)
-    check_nodes(hood, nodes)
     return nodes
 
 

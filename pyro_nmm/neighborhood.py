@@ -13,10 +13,9 @@ from pyro_nmm import compiled
 from pyro_nmm.arguments import (
     as_edge_index,
     as_expected,
-    as_set,
-    as_tensor,
     check_integers,
     check_mask,
+    check_range,
     out_of_range,
 )
 from pyro_nmm.caching import LastCall, derived
@@ -164,22 +163,16 @@ class Neighborhood:
     @torch.inference_mode(False)
     def take(self, rows: Tensor, num_edges: int | None = None) -> "Neighborhood":
         """Some rows ``(R,)``, in that order, at a cost linear in their edges."""
-        if num_edges is not None:
-            check_integers(0, num_edges=num_edges)
         rows = as_expected("rows", rows, ("R",), kind="integers", like=self).long()
-        try:
-            nodes = self.nodes.index_select(0, rows)
-        except IndexError:  # of a CPU; a GPU would wait for a check
-            must = f"lie in 0..{self.num_rows - 1}"
-            raise ValueError(f"rows must {must}, got {out_of_range(rows, self.num_rows)}") from None
-        degree = self.ptr[rows + 1] - self.ptr[rows]
+        if self.device.type == "cpu":  # a GPU would wait for the check
+            check_range("rows", rows, self.num_rows, "row")
+        nodes, degree = self.nodes.index_select(0, rows), self.ptr[rows + 1] - self.ptr[rows]
         ptr = cumsum(degree)
-        try:
-            edges = spans(self.ptr[rows], degree, ptr, num_edges)
-        except RuntimeError:  # of a CPU, too
-            if num_edges in (None, total := int(ptr[-1])):
-                raise
-            raise ValueError(f"num_edges must be {total}, of rows, got {num_edges}") from None
+        if num_edges is not None and self.device.type == "cpu" and num_edges != ptr[-1]:
+            raise ValueError(f"num_edges must be {int(ptr[-1])}, of rows, got {num_edges}")
+        num_edges = int(ptr[-1]) if num_edges is None else num_edges
+        edges = (self.ptr[rows] - ptr[:-1]).repeat_interleave(degree, output_size=num_edges)
+        edges += torch.arange(num_edges, device=self.device)
         source = self.source.index_select(0, edges)
         edge = edges if self._edge is None else self._edge.index_select(0, edges)
         hood = self.of_rows(self.num_nodes, nodes, ptr, source, edge, self._own_sources)
@@ -200,32 +193,6 @@ class Neighborhood:
             return self.take(observed[self.nodes].nonzero()[:, 0])
 
         return self._last_rows.get((observed,), rows)
-
-    @torch.inference_mode(False)
-    def subgraph(self, nodes: Tensor) -> "Neighborhood":
-        """The subgraph that nodes ``(K,)`` or a mask ``(num_nodes,)`` induce, with ids ``0..K - 1``
-        in ascending order. Edges from other nodes are dropped, which makes it a model of its own;
-        :meth:`restrict` keeps them, and marginalises. Sources that are no nodes stay.
-
-        >>> hood = Neighborhood(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4)
-        >>> part, logits = hood.subgraph(torch.tensor([2, 3])), torch.arange(7.0)
-        >>> part, logits[..., part.within]  # what belongs to its edges
-        (Neighborhood(num_nodes=2, num_rows=2, num_edges=3), tensor([4., 5., 6.]))
-        """
-        nodes = as_tensor("nodes", nodes, self.device)
-        mask = as_set(nodes, self.num_nodes, self.device, "nodes")
-        size = int(mask.sum())
-        if nodes.dtype != torch.bool and size < len(nodes):
-            raise ValueError("nodes must be distinct ids, or a mask of dtype torch.bool")
-        number, rows = mask.cumsum(0) - 1, mask[self.nodes]
-        keep = rows[self.row] if self.bipartite else rows[self.row] & mask[self.source]
-        kept = keep.nonzero()[:, 0]
-        source = self.source[kept] if self.bipartite else number[self.source[kept]]
-        ptr = cumsum(torch.bincount(self.row[kept], minlength=self.num_rows)[rows])
-        ids = number[self.nodes[rows]]
-        part = self.of_rows(size, ids, ptr, source, num_sources=self._own_sources)
-        part.within = kept
-        return part
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         r"""``(..., num_edges)``: :math:`\log L_{ij}`, over each row. NaN goes through, as below."""
@@ -326,15 +293,6 @@ def edges_between(hood: Neighborhood, source: Tensor, row: Tensor) -> Tensor:
     keys, wanted = (r * hood.num_sources + s for r, s in ((hood.row, hood.source), (row, source)))
     place = torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
     return place.where(keys[place] == wanted, -1)
-
-
-def spans(first: Tensor, size: Tensor, ptr: Tensor | None = None, end: int | None = None) -> Tensor:
-    """``first, first + 1, ...`` of every span, one after the other; spans start at ``ptr``."""
-    ptr = cumsum(size) if ptr is None else ptr
-    end = int(ptr[-1]) if end is None else end
-    places = torch.repeat_interleave(first - ptr[:-1], size, output_size=end)
-    places += torch.arange(len(places), device=places.device)
-    return places
 
 
 def compact(rows: Neighborhood) -> tuple[Neighborhood, Tensor]:

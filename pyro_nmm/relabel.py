@@ -14,7 +14,7 @@ import torch
 from pyro.ops.provenance import extract_provenance, track_provenance
 from torch import Size, Tensor
 
-from pyro_nmm.arguments import expect_all, expect_device
+from pyro_nmm.arguments import as_expected, expect_all
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
 
@@ -122,14 +122,8 @@ def check_relabel(hood: Neighborhood, relabel: Any, num_classes: int) -> Channel
     channel = relabel if isinstance(relabel, Channel) else Channel(relabel)
     if channel.keeps:
         return channel
-    relabel, shape = channel.relabel, (hood.num_edges, num_classes, num_classes)
-    needed = f"relabel must hold probabilities of shape (..., {', '.join(map(str, shape))})"
-    if not isinstance(relabel, Tensor):
-        raise ValueError(f"{needed}, got {type(relabel)}; see torch.from_numpy")
-    if not relabel.is_floating_point() or relabel.shape[-3:] != shape:
-        got = f"{relabel.dtype} of shape {tuple(relabel.shape)}"
-        cure = f": torch.nn.functional.one_hot(relabel, {num_classes}).float() makes matrices"
-        integers = not relabel.is_floating_point() and relabel.shape[-2:] == shape[:-1]
-        raise ValueError(f"{needed}, got {got}{cure if integers else ''}")
-    expect_device("relabel", relabel, hood.device, "hood")
-    return channel
+    shape = "...", hood.num_edges, num_classes, num_classes
+    note = "probabilities (of permutations, torch.nn.functional.one_hot(relabel).float())"
+    return Channel(
+        as_expected("relabel", channel.relabel, shape, kind="float", like=hood, note=note)
+    )

@@ -4,24 +4,22 @@
 """Neighbourhoods whose sources are places that many nodes share, which correlates their labels."""
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import add_remaining_self_loops, coalesce, degree, to_undirected
+from torch_geometric.utils import add_remaining_self_loops, degree, to_undirected
 
 from pyro_nmm.arguments import (
     as_edge_index,
     as_expected,
-    as_tensor,
     check_finite,
     check_integers,
-    expect,
     expect_all,
 )
-from pyro_nmm.neighborhood import Neighborhood, spans
+from pyro_nmm.neighborhood import Neighborhood
+from pyro_nmm.sparse import sparse_coo
 
-__all__ = ["communities", "grid", "hops", "points", "walks"]
+__all__ = ["grid", "hops", "points", "walks"]
 
 
 def grid(
@@ -93,7 +91,7 @@ def hops(
 ) -> tuple[Neighborhood, Tensor]:
     r"""Nodes of any graph, and sources at some of them, with the hops ``(num_edges,)`` that each
     edge is long. The sources are a random maximal set of nodes more than ``spacing`` hops apart, by
-    Luby's algorithm [1]. Cost: :math:`O(E \log N)`, and the edges within reach of the sources.
+    Luby's algorithm [1]. Cost: :math:`O(E \log N)`, and the edges within reach, a hop.
 
     >>> path = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4], [1, 0, 2, 1, 3, 2, 4, 3]])
     >>> hood, distance = hops(path, 5, radius=4, spacing=4)  # one source, and all reach it
@@ -109,25 +107,24 @@ def hops(
     edges = as_edge_index(edge_index, num_nodes)
     check_integers(1, spacing=spacing)
     check_integers(spacing, radius=radius)
-    edges = to_undirected(edges, num_nodes=num_nodes)
-    degrees = edges[0].bincount(minlength=num_nodes)
-    starts = degrees.cumsum(0) - degrees
+    device, size = edges.device, (num_nodes, num_nodes)
+    edges = to_undirected(edges.cpu(), num_nodes=num_nodes)
     at = _spread_out(edges, num_nodes, spacing).nonzero()[:, 0]
-    source, node = torch.arange(len(at), device=at.device), at
-    # Pairs of a source and a node that it reaches, sorted, and the hops between them.
-    keys, distance = source * num_nodes + node, torch.zeros_like(at)
-    for hop in range(1, radius + 1):
-        # The neighbours of what was reached last.
-        place = spans(starts[node], degrees[node])
-        reached = source.repeat_interleave(degrees[node]) * num_nodes + edges[1][place]
-        every, old = torch.cat([keys, reached]).unique(return_inverse=True)
-        # Pairs that were known keep their distance.
-        distance = torch.full_like(every, hop).scatter_(0, old[: len(keys)], distance)
-        keys, new = every, every[distance == hop]
-        source, node = new // num_nodes, new % num_nodes
-    source, node = keys // num_nodes, keys % num_nodes
+    near = _ones(add_remaining_self_loops(edges, num_nodes=num_nodes)[0], size)
+    starts = torch.stack([at, torch.arange(len(at))])
+    # Nodes and the sources that they reach, and in how many of the rounds.
+    reached = times = _ones(starts, (num_nodes, len(at)))
+    for _ in range(radius):
+        reached = torch.sparse.mm(near, reached).coalesce()
+        reached = _ones(reached.indices(), reached.shape)
+        times = times + reached
+    node, source = (times := times.coalesce()).indices()
     hood = Neighborhood(torch.stack([source, node]), num_nodes, len(at))
-    return hood, distance[(node * len(at) + source).argsort()]
+    return hood.to(device), (radius + 1 - times.values()).long().to(device)
+
+
+def _ones(places: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return sparse_coo(places, torch.ones(places.shape[1]), shape)
 
 
 def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
@@ -138,37 +135,15 @@ def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
             values = values.scatter_reduce(0, edges[1], values[edges[0]], "amax")
         return values
 
-    chosen = torch.zeros(num_nodes, dtype=torch.bool, device=edges.device)
+    chosen = torch.zeros(num_nodes, dtype=torch.bool)
     free = ~chosen
     while free.any():
         # A permutation, so that no two free nodes are equal.
-        priority = (1 + torch.randperm(num_nodes, device=edges.device)) * free
+        priority = (1 + torch.randperm(num_nodes)) * free
         new = free & (within(priority) == priority)
         chosen = chosen | new
         free = free & (within(new.long()) == 0)
     return chosen
-
-
-def communities(edge_index: Tensor, num_nodes: int, membership: Tensor) -> Neighborhood:
-    r"""The nodes of a graph, whose sources are their neighbours, themselves and their communities.
-    Sources are the ``N`` nodes, then the communities of each partition. Cost:
-    :math:`O((E + R N) \log E)`.
-
-    >>> edge_index = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
-    >>> hood = communities(edge_index, 4, torch.tensor([0, 0, 1, 1]))
-    >>> hood.source[hood.ptr[0]:hood.ptr[1]]  # itself, its neighbour, its community
-    tensor([0, 1, 4])
-
-    :param Tensor membership: ``(N,)`` or, for more partitions, ``(R, N)`` communities from zero on.
-    """
-    edge_index = as_edge_index(edge_index, num_nodes)
-    membership = _as_membership(membership, edge_index.device, "...", num_nodes)
-    nodes, num_sources = torch.arange(num_nodes, device=edge_index.device), num_nodes
-    edges = [edge_index, nodes.expand(2, -1)]
-    for partition in membership.reshape(-1, num_nodes):
-        edges.append(torch.stack([partition + num_sources, nodes]))
-        num_sources += int(partition.max()) + 1
-    return Neighborhood(torch.cat(edges, 1), num_nodes, num_sources)
 
 
 def walks(
@@ -194,26 +169,20 @@ def walks(
 
     :param Tensor membership: ``(N,)`` the group of every node, integers from zero.
     """
-    edges, dtype = as_edge_index(edge_index, num_nodes), torch.get_default_dtype()
+    edges = as_edge_index(edge_index, num_nodes)
     check_integers(1, num_steps=num_steps)
-    groups = _as_membership(membership, edges.device, num_nodes)
+    shape, note = (num_nodes,), "one group per node"
+    groups = as_expected("membership", membership, shape, kind="labels", like=edges, note=note)
+    device, edges, groups = edges.device, edges.cpu(), groups.cpu()
+    expect_all("membership", groups, groups >= 0, "not be negative")
     edges = to_undirected(edges, num_nodes=num_nodes)
     edges, _ = add_remaining_self_loops(edges, num_nodes=num_nodes)
-    node, num_groups = torch.arange(num_nodes, device=edges.device), int(groups.max()) + 1
-    share = 1 / degree(edges[0], num_nodes, dtype)[edges[0]]
-    chance = torch.ones_like(node, dtype=dtype)
+    share = 1 / degree(edges[0], num_nodes, torch.get_default_dtype())[edges[0]]
+    step = sparse_coo(edges, share, (num_nodes, num_nodes))
+    names, groups = groups.unique(return_inverse=True)
+    chance = _ones(torch.stack([torch.arange(num_nodes), groups]), (num_nodes, len(names)))
     for _ in range(num_steps):
-        # Every edge brings the groups of its other end.
-        counts = node.bincount(minlength=num_nodes)
-        number, starts = counts[edges[1]], counts.cumsum(0) - counts
-        place = spans(starts[edges[1]], number)
-        pairs = torch.stack([edges[0].repeat_interleave(number), groups[place]])
-        (node, groups), chance = coalesce(pairs, share.repeat_interleave(number) * chance[place])
-    return Neighborhood(torch.stack([groups, node]), num_nodes, num_groups), chance.log()
-
-
-def _as_membership(membership: Any, device: torch.device, *shape: int | str) -> Tensor:
-    membership, note = as_tensor("membership", membership, device), "one community per node"
-    expect("membership", membership, shape, kind="integers", note=note)
-    expect_all("membership", membership, membership >= 0, "not be negative")
-    return membership.long()
+        chance = torch.sparse.mm(step, chance)
+    node, groups = (chance := chance.coalesce()).indices()
+    hood = Neighborhood(torch.stack([names[groups], node]), num_nodes, int(names[-1]) + 1)
+    return hood.to(device), chance.values().log().to(device)

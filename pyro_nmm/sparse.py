@@ -8,7 +8,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch_geometric.index import index2ptr
+
+with warnings.catch_warnings():  # PyTorch warns of its beta state at the first one of a process
+    warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+    torch.eye(1).to_sparse_csr()
 
 
 def identity(size: int) -> Tensor:
@@ -20,24 +23,14 @@ def identity(size: int) -> Tensor:
     return sparse_csr(torch.arange(size + 1), torch.arange(size), torch.ones(size), (size, size))
 
 
-def to_csr(dense: Tensor) -> Tensor:
-    """A dense matrix in ``torch.sparse_csr``, without a warning."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return dense.to_sparse_csr()
-
-
 def sparse_csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A matrix in ``torch.sparse_csr``, without the warning that its layout is in beta."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)
+    """A matrix in ``torch.sparse_csr``, of the first entry of each row, columns and values."""
+    return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)
 
 
-def csr_of_entries(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A matrix in ``torch.sparse_csr`` of entries in any order."""
-    order = rows.argsort(stable=True)
-    return sparse_csr(index2ptr(rows[order], shape[0]), columns[order], values[order], shape)
+def sparse_coo(places: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A matrix in ``torch.sparse_coo``, of rows and columns ``(2, K)`` and values ``(K,)``."""
+    return torch.sparse_coo_tensor(places, values, shape, check_invariants=False)
 
 
 def spread(step: Callable, labels: Tensor, damping: float, num_steps: int) -> Tensor:

@@ -82,7 +82,6 @@ FALLS = {
         Neighborhood.find(choices: -7)
         Neighborhood.find(choices: 10^9)
         StackedNMM.fit(folds: -7)
-        communities(membership: 10^9)
         letters(text: nonsense)
         node_plate(y: 10^9)
         random_blocks(nodes: a row more)

@@ -17,7 +17,7 @@ from torch_geometric.utils import from_scipy_sparse_matrix, remove_self_loops, t
 
 from benchmarks.shared.graphs import planetoid
 from pyro_nmm.datasets import seeded
-from pyro_nmm.sparse import csr_of_entries, identity
+from pyro_nmm.sparse import identity
 
 #: By name, a file and the key of its matrix: co-authors at NIPS 0 to 12, and interactions of
 #: proteins (Pajek).
@@ -71,8 +71,7 @@ def link_graph(name: str, root: Path) -> Data:
     identity if the graph has none."""
     if name not in MATRICES:
         data = planetoid(name, root)
-        rows, columns = (data.x.to_dense() > 0).nonzero(as_tuple=True)
-        x = csr_of_entries(rows, columns, torch.ones(len(rows)), tuple(data.x.shape))
+        x = (data.x.to_dense() > 0).to(torch.get_default_dtype()).to_sparse_csr()
         return Data(x=x, edge_index=remove_self_loops(data.edge_index)[0],
                     num_nodes=data.num_nodes, has_features=True)  # fmt: skip
     file, key = MATRICES[name]

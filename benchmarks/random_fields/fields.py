@@ -10,6 +10,7 @@ import torch
 from scipy.sparse import block_array, eye_array, kron
 from scipy.sparse.linalg import splu
 from torch import Tensor
+from torch_geometric.utils import subgraph
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import letters
@@ -43,8 +44,12 @@ def grid(shape: Shape, radius: int = 1, stay: Tensor | None = None) -> Grid:
     pixels = torch.cartesian_prod(*map(torch.arange, shape))
     distance = (pixels[hood.source] - pixels[hood.target]).square().sum(-1)
     if stay is not None:
-        hood, order = hood.subgraph(stay), (stay.cumsum(0) - 1)[order[stay[order]]]
-        distance = distance[hood.within]
+        edges, order = (
+            torch.stack([hood.source, hood.target]),
+            (stay.cumsum(0) - 1)[order[stay[order]]],
+        )
+        edges, distance = subgraph(stay, edges, distance, relabel_nodes=True)
+        hood = Neighborhood(edges, int(stay.sum()))
     return Grid(hood, order, distance)
 
 

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import APPNP, GAT, GCN, MLP, Sequential
 
-from pyro_nmm.sparse import to_csr
-
 
 class RandomInput(nn.Module):
     r"""A network with dropout of single input features, and of all features of a node (DropNode,
@@ -38,7 +36,7 @@ class RandomInput(nn.Module):
         return f"dropout={self.dropout}, drop_nodes={self.drop_nodes}"
 
     def _thin(self, x: Tensor) -> Tensor:
-        x = to_csr(x) if x.layout == torch.sparse_coo else x
+        x = x.to_sparse_csr() if x.layout == torch.sparse_coo else x
         kept = F.dropout(torch.ones(len(x), dtype=x.dtype, device=x.device), self.drop_nodes)
         if x.layout != torch.sparse_csr:
             return F.dropout(x, self.dropout) * kept[:, None]

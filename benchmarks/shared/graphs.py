@@ -9,8 +9,6 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
 
-from pyro_nmm.sparse import to_csr
-
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 
 
@@ -23,5 +21,5 @@ def planetoid(name: str, root: Path | None = None) -> Data:
     data = Planetoid(folder, PLANETOID[name], transform=NormalizeFeatures())[0]
     # Dense products are faster for PubMed's features.
     if (data.x != 0).double().mean() < 0.05:
-        data.x = to_csr(data.x)
+        data.x = data.x.to_sparse_csr()
     return data

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.arguments import as_expected, check_order, expect, expect_all
+from pyro_nmm.arguments import as_expected, expect, expect_all
 from pyro_nmm.edges import edges_of
-from pyro_nmm.labels import as_array, is_missing
+from pyro_nmm.labels import as_array, check_same_order, is_missing
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Entries:
 
 def integers(name: str, data: Any, shape: tuple, hood: Neighborhood) -> Tensor:
     """Integers of a tensor, an array, a list or a data frame, -1 where they are missing."""
-    check_order(name, data)
+    check_same_order(name, data)
     array = as_array(name, data.to_numpy() if hasattr(data, "to_numpy") else data)
     if isinstance(array, np.ndarray) and array.dtype.kind == "O":
         entries = [np.nan if is_missing(entry) else entry for entry in array.flat]
@@ -104,7 +104,7 @@ def read_answers(data: Any, hood: Neighborhood) -> Tensor:
 
 def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
     """Edges and the number of nodes of a graph that is no neighborhood."""
-    edges, size = edges_of(graph, answers)
+    edges, size = edges_of(graph)
     if size is None:
         size = answers.shape[0] if hasattr(answers, "shape") else len(answers)
         top = int(edges.max()) if edges.numel() else -1

@@ -78,9 +78,8 @@ class Annotators:
     ) -> Consensus:  # fmt: skip
         """Fit the model, and pool the answers about each node with its neighbours.
 
-        :param graph: a neighborhood of your choice; or PyG's ``Data``, an ``edge_index``, a sparse
-            matrix of edges, or a NetworkX graph of row numbers or names in the index of
-            ``answers``, whose sources are then nodes within two hops.
+        :param graph: a neighborhood of your choice; or PyG's ``Data``, an ``edge_index`` or a
+            sparse matrix of edges, whose sources are then nodes within two hops.
         :param answers: ``(N, M)`` integers, -1, NaN or masked if missing: a tensor, an array, or a
             data frame with a column for each annotator.
         :param Tensor edge_attr: features of the edges of a neighborhood, such as hops.
@@ -103,7 +102,7 @@ class Annotators:
         check_same_order("pred_probs", pred_probs, "answers", answers)
         check_same_order("known", known, "answers", answers)
         if pred_probs is not None:
-            pred_probs = in_label_order("pred_probs", pred_probs)
+            pred_probs = in_label_order(pred_probs)
             shape = hood.num_nodes, self.num_labels
             pred_probs = as_expected("pred_probs", pred_probs, shape, kind="float", like=hood)
             total = pred_probs.double().sum(1)

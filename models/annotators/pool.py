@@ -15,7 +15,7 @@ from torch_geometric.utils import remove_self_loops, to_undirected
 from pyro_nmm.fitting import minimise
 from pyro_nmm.models.annotators.answers import Entries
 from pyro_nmm.models.hidden import HiddenField, allowed_labels
-from pyro_nmm.sparse import csr_of_entries
+from pyro_nmm.sparse import sparse_coo
 
 # Chosen on development sets: small simulated crowds of other seeds than the page of results has,
 # CiteSeer, digits with other classifiers, and labels from an NMM. "Half" and "twice" are the mean
@@ -92,7 +92,8 @@ class Walk:
 def _shares(rows: Tensor, columns: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
     """A matrix whose rows sum to one, but for empty rows."""
     total = weight.new_zeros(shape[0]).index_add_(0, rows, weight)
-    return csr_of_entries(rows, columns, weight / total[rows], shape)
+    places = torch.stack([rows, columns])
+    return sparse_coo(places, weight / total[rows], shape).to_sparse_csr()
 
 
 def _left_out(observed: Tensor, part: Tensor, around: Callable[[Tensor], Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
-from pyro_nmm.arguments import as_set, as_tensor, expect, expect_all
+from pyro_nmm.arguments import as_labels, as_set
 from pyro_nmm.blocks import row_blocks
 from pyro_nmm.fitting import Steps, minimise, with_gradients
 from pyro_nmm.models.stacked.formula import Formula
@@ -57,10 +57,7 @@ def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
     """
     scores = as_scores(scores, None).detach()
     held_out = as_set(held_out, len(scores), scores.device, "held_out")
-    y, note = as_tensor("y", y, scores.device, masked=-1), "one label per row of scores"
-    y = expect("y", y, (len(scores),), kind="labels", like=scores, note=note).long()
-    good = ~held_out | (y >= 0) & (y < scores.shape[1])
-    expect_all("y", y, good, f"hold labels 0..{scores.shape[1] - 1} where held_out")
+    y = as_labels("y", y, held_out, scores.shape[1], "held_out")
     log_scale = scores.new_zeros(()).requires_grad_()
     kept, labels = scores[held_out], y[held_out]
     minimise(lambda: F.cross_entropy(kept * log_scale.exp(), labels), [log_scale], 100)

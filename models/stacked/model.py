@@ -199,7 +199,7 @@ class StackedNMM(nn.Module):
         :param Tensor known: ``(N,)`` boolean mask. It may select nothing, for example on a graph
             without labels with the parameters of another graph.
         :param Tensor edge_weight: ``(num_edges,)`` positive weights, see
-            :func:`~pyro_nmm.models.edge_weights`; in all calls or in none.
+            :func:`~pyro_nmm.edge_values`; in all calls or in none.
         """
         data, formula = self._read(hood, scores, y, known, edge_weight), self.formula
         return formula(hood, formula.inputs(data), data.edge_weight)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.utils import cumsum
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.arguments import as_edge_index, as_set, as_tensor, expect, is_kind
+from pyro_nmm.arguments import as_expected, as_set, as_tensor, expect, expect_all, is_kind
 from pyro_nmm.graph_arguments import check_all_rows, check_hood, check_label_range, in_single
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.neighborhood import edges_between
@@ -45,8 +45,13 @@ class GraphScores:
         scores = as_scores(scores, hood.num_nodes, hood.device)
         if edge_weight is not None:
             check_all_rows(hood)
-            note = "one per edge of hood: pyro_nmm.models.edge_weights makes them of PyG's"
-            edge_weight = _as_weights(edge_weight, hood, hood.num_edges, note)
+            note = "one per edge of hood: pyro_nmm.edge_values puts PyG's into its order"
+            size, kind = (hood.num_edges,), "float"
+            weight = as_expected("edge_weight", edge_weight, size, kind=kind, like=hood, note=note)
+            cure = ": leave out the edges whose weight is zero"
+            good = weight.isfinite() & (weight > 0)
+            expect_all("edge_weight", weight, good, "be positive and finite", cure)
+            edge_weight = weight
         none = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
         if y is None or known is None:
             return cls(hood, scores, none.long(), none, none, edge_weight)
@@ -73,7 +78,7 @@ class GraphScores:
 
 def as_scores(scores: Any, num_nodes: int | None, device: torch.device | None = None) -> Tensor:
     """``(N, C)`` finite logits."""
-    scores = as_tensor("scores", in_label_order("scores", scores), device)
+    scores = as_tensor("scores", in_label_order(scores), device)
     note = "one row of logits per node and C >= 2 labels"
     expect("scores", scores, ("N" if num_nodes is None else num_nodes, ("C", 2)), note=note)
     scores = scores.to(torch.get_default_dtype()) if is_kind(scores, "integers") else scores
@@ -142,43 +147,3 @@ def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
             f"it was trained, but both hold node {int((first & second).nonzero()[0])}"
         )
     return first, second
-
-
-def _as_weights(edge_weight: Any, hood: Neighborhood, number: int, note: str) -> Tensor:
-    weight = as_tensor("edge_weight", edge_weight, hood.device)
-    expect("edge_weight", weight, (number,), note=note)
-    good = weight.is_floating_point() and weight.isfinite().all()
-    if not good or not (weight > 0).all():
-        cure = "leave out the edges whose weight is zero"
-        raise ValueError(f"edge_weight must be finite positive floating-point numbers: {cure}")
-    return weight
-
-
-def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tensor:
-    r"""Edge weights in the order of ``hood``, as :class:`~pyro_nmm.models.StackedNMM` takes them.
-    Weights of an edge that is listed twice are added. A self-loop without a weight gets the mean of
-    the weights into its node, or 1 if there are none.
-
-    >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    >>> hood = Neighborhood(edge_index, num_nodes=3)
-    >>> edge_weights(hood, edge_index, torch.tensor([4.0, 4.0, 2.0, 2.0]))
-    tensor([4., 4., 4., 3., 2., 2., 2.])
-
-    :param Neighborhood hood: all rows.
-    :param Tensor edge_index: ``(2, E)`` the edges that ``hood`` is made of, also as an array.
-    :param Tensor edge_weight: ``(E,)`` positive numbers, likewise.
-    :return: ``(num_edges,)``. Cost: :math:`O(E \log E)`.
-    :raises ValueError: for other shapes or numbers, and if the two are not the same edges.
-    """
-    check_all_rows(hood)
-    edge_index = as_edge_index(edge_index, hood.num_nodes, like=hood)
-    note = "one for each edge of edge_index"
-    edge_weight = _as_weights(edge_weight, hood, edge_index.shape[1], note)
-    place, loop = edges_between(hood, *edge_index), hood.source == hood.target
-    weight = edge_weight.new_zeros(hood.num_edges).index_add(0, place.clamp(min=0), edge_weight)
-    weighted = weight > 0
-    if (place < 0).any() or (~weighted & ~loop).any():
-        raise ValueError("edge_index and hood must be of the same edges: give that of hood")
-    number = hood.sum(weighted.to(weight))
-    mean = (hood.sum(weight) / number.clamp(min=1)).where(number > 0, 1.0)
-    return weight.where(weighted, mean.index_select(0, hood.row))

@@ -99,9 +99,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             Each class needs two labelled rows.
         :param graph: in the place of nearest neighbours, edges between rows: ``(2, E)`` pairs
             (source, target), or a sparse ``(n, n)`` matrix, each of whose stored entries is an edge
-            in both directions, zeros too. Also PyG's ``Data``, or a NetworkX graph or a data frame
-            of ``source`` and ``target``, whose nodes are ``0..n - 1`` or names in the index of the
-            data frame ``X``. New rows can then not be predicted.
+            in both directions, zeros too; or PyG's ``Data``. New rows can then not be predicted.
         :raises ValueError: for rows, labels or options that do not fit.
 
         Cost: six fits of the classifier, nearest neighbours, and time linear in the edges.
@@ -112,7 +110,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         self._neighbors = None
         if graph is None:
             self._neighbors, graph = _nearest(self.neighbors, X)
-        edges, nodes = edges_of(graph, X)
+        edges, nodes = edges_of(graph)
         if nodes not in (None, size):
             raise ValueError(f"graph must have {size} nodes, one for each row of X, got {nodes}")
         self.hood_ = Neighborhood(edges, size)

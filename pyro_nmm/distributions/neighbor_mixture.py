@@ -19,9 +19,9 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.graph_arguments import (
+    as_nodes,
     check_label_range,
     check_labels,
-    check_nodes,
     check_pairs,
     order_to_rows,
 )
@@ -154,7 +154,7 @@ class NeighborMixture(GraphDistribution):
         r"""``(...)``: exact :math:`\log p(y_\tau)` of labels ``(..., K)`` of a few distinct nodes
         ``(K,)``, the paper's equation (3). Cost: :math:`O(K^2 \prod_{i \in \tau} |n(i)|)`.
         """
-        check_nodes(self.hood, nodes)
+        nodes = as_nodes(self.hood, nodes)
         part = self.parameters.of_rows(self.hood.take(nodes))
         labels = check_labels(self.hood, labels, len(nodes))
         if self._validate_args:

@@ -18,7 +18,6 @@ from pyro_nmm.graph_arguments import (
     as_nodes,
     check_label_range,
     check_labels,
-    check_nodes,
     check_pairs,
     check_possible,
 )
@@ -230,7 +229,7 @@ class Posterior:
         r"""``(...)``: :math:`\log p(y_\kappa \mid y_\tau)` of labels ``(..., K)`` of a few distinct
         nodes ``(K,)``; ``-inf`` if an observed node has another label.
         """
-        check_nodes(self.hood, nodes)
+        nodes = as_nodes(self.hood, nodes)
         labels = check_labels(self.hood, labels, len(nodes))
         check_label_range(self.hood.take(nodes), labels, self.num_classes)
         flat, known, parts = labels.reshape(-1, len(nodes)), self.observed[nodes], []

@@ -127,12 +127,13 @@ def of_evidence(there, seed, **options):
 
 
 def constructors(there):
-    points, members = torch.rand(50, 2), torch.randint(6, (2, 50))
+    points, members = torch.rand(50, 2), torch.randint(6, (50,))
     path = to_hood(nx.path_graph(50))
     edge_index = torch.stack([path.source, path.target])
     yield sources.grid(9, 7, stride=2, radius=3, device=there.place)
     yield sources.points(there(points), radius=0.4, spacing=0.3)[0]
-    yield sources.communities(there(edge_index), 50, there(members))
+    yield sources.walks(there(edge_index), 50, there(members))[0]
+    yield sources.hops(there(edge_index), 50)[0]
 
 
 def links(there):

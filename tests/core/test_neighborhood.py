@@ -107,7 +107,7 @@ def test_components_join_rows_that_share_neighbors(edges):
 
 
 def test_a_part_keeps_its_edges_on_another_device(device):
-    part = Neighborhood.grid(3, 3).subgraph(torch.tensor([0, 1, 2]))
+    part = Neighborhood.grid(3, 3).take(torch.tensor([0, 1, 2]))
     assert torch.equal(part.to(device).within.cpu(), part.within)
 
 

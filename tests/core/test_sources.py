@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_nmm import Neighborhood, sources
+from pyro_nmm import sources
 
 
 def edges(hood):
@@ -75,15 +75,6 @@ def test_hops(radius, spacing):
     }
     # No more could be added.
     assert all(min(paths[i].get(node, 99) for node in place) <= spacing for i in range(50))
-
-
-def test_communities():
-    edge_index = torch.tensor([[0, 1, 2, 3, 3], [1, 0, 3, 2, 1]])
-    membership = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]])
-    hood = sources.communities(edge_index, 4, membership)
-    plain = edges(Neighborhood(edge_index, 4))
-    assert edges(hood) == plain | {(4, 0), (4, 1), (5, 2), (5, 3)} | {(6, i) for i in range(4)}
-    assert hood.num_sources == 7
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**16))

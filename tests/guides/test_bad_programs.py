@@ -86,7 +86,7 @@ def test_numbers(name, make, wrong):
     ("x", "edge_index", "match"),
     [
         (X[:0], EDGES, r"x must have shape \(5, 3\), got \(0, 3\)"),
-        (X.numpy(), EDGES, "x must be a floating-point tensor, got .*ndarray"),
+        (X.numpy(), EDGES, "x must be a floating-point tensor .*ndarray"),
         (X, EDGES - 7, "edge_index holds node id -7, but ids lie in 0..4"),
         (X, EDGES + 0.5, "edge_index must hold integers"),
     ],

@@ -66,14 +66,14 @@ def labelled(label):
 
 
 INTEGER, POSITIVE = "must be an integer of at least", "must be positive and finite, got"
-STARTS = r"starts must (have shape \(S, 9, 2\)|be probabilities|be a floating-point tensor), got"
+STARTS = r"starts must (have shape \(S, 9, 2\)|be probabilities|be a floating-point tensor.*), got"
 EVEN, SPARSE = torch.full((1, 9, 2), 0.5), torch.eye(12).to_sparse_csr()
 #: Data, and the message.
 BAD_DATA = [
     *((lambda name=name: without(name), rf"data must have {name}, got Data")
       for name in ("x", "edge_index", "y", "train_mask")),
     *((lambda label=label: labelled(label),
-       rf"data\.y must hold labels 0\.\.1 in train_mask, got {label} at \[3\]")
+       rf"data\.y must hold labels 0\.\.1 where train_mask, got {label} at \[3\]")
       for label in (-1, 2)),
     (lambda: changed(y=ring().y.float()), r"data\.y must hold integer labels"),
     (lambda: changed(y=ring().y[:, None]), r"data\.y must have shape \(12,\).* got \(12, 1\)"),
@@ -89,7 +89,7 @@ REFUSED = [
         ("estimator", "chains", "must be one of"))),
     *((run, {"lr": -1.0}, f"lr {POSITIVE} -1.0") for run in (mixture, links)),
     (stacked, {"num_steps": 0}, f"num_steps {INTEGER}"),
-    (mix, {"hood": house()}, r"must have shape \(5,\), one label per node, got \(12,\)"),
+    (mix, {"hood": house()}, r"data\.train_mask must .* N = 5, got torch.bool of shape \(12,\)"),
     (mixture, {"height": 4}, "field must have the 12 nodes of hood"),
     (mixture, {"height": 4, "target": lambda: lambda _: field(), "order": torch.arange(12)},
      "must have the 12 nodes of hood"),

@@ -335,7 +335,7 @@ def test_labels_that_cannot_be(kind):
     calls = {
         "fit": lambda: fit_mixture(field, hood, num_steps=2),
         "guide": lambda: FieldGuide(hood, FreeNMM(hood, 2), field),
-        "half": lambda: fit_mixture(half, hood.subgraph(half.nodes), num_steps=2),
+        "half": lambda: fit_mixture(half, Neighborhood.grid(2, 2), num_steps=2),
     }
     half = MarginalField(field, torch.tensor([True, True, False, False, True, True]))
     with pytest.warns(UserWarning, match=r"terms 10...? nats apart: .* 100 less than the largest"):

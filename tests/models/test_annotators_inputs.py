@@ -5,7 +5,6 @@
 
 import math
 
-import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
@@ -40,7 +39,7 @@ REFUSED = [
     ("hold none of annotator 1: leave that column out", TABLE * [1, 0, 0] - [0, 1, 1]),
     ("hold none: all are -1", torch.full((256, 2), -1)),
     ("hold none: all are -1", TABLE[:, :0]),
-    (r"another order than its index.*sort_index\(\), or", other_order(pd.DataFrame(TABLE))),
+    (r"in the order of their numbers .*sort_index\(\), or", other_order(pd.DataFrame(TABLE))),
     (r"answers must lie in 0\.\.2, got 3: number from 0, or raise num_labels", TABLE + 1),
     (r"answers must hold integers, -1 or NaN.*got 0.5", TABLE / 2),
     ("got text: pandas.factorize", TABLE.astype(str)),
@@ -57,8 +56,7 @@ REFUSED = [
     ("answers must be dense", sparse.csr_array(TABLE)),
     ("answers must be dense", torch.from_numpy(TABLE).to_sparse()),
     ("answers must have a row for each node, got 200", TABLE[:200]),
-    ("graph must be PyG's Data.*a NetworkX graph, a data frame of edges", TABLE,
-     {"graph": "edges"}),
+    ("graph must be a tensor, an array or a nested list", TABLE, {"graph": "edges"}),
     ("edge_attr belongs to a Neighborhood", TABLE, {"edge_attr": torch.zeros(9)}),
 ]  # fmt: skip
 
@@ -111,15 +109,3 @@ def test_known_labels_in_every_form(known):
 def test_columns_of_probabilities():
     found = Annotators(3).fit(EDGES, TABLE, pred_probs=PROBS[[2, 0, 1]], **SHORT)
     np.testing.assert_allclose(found.priors["classifier"], PROBS, atol=1e-3)
-
-
-def test_names_of_rows():
-    """Nodes of a graph are rows of a wide frame by their names."""
-    graph = nx.relabel_nodes(nx.Graph([*EDGES.T.tolist()][::-1]), dict(enumerate(IDS)))
-    sources = []
-    for edges, table in ((EDGES, TABLE), (graph, pd.DataFrame(TABLE, index=IDS))):
-        torch.manual_seed(0)
-        sources.append(Annotators(3).fit(edges, table, **SHORT).field.hood.source)
-    assert torch.equal(*sources)
-    with pytest.raises(ValueError, match=r"got 'n\d+': networkx.relabel_nodes\(graph, {name"):
-        Annotators(3).fit(graph, TABLE, **SHORT)

@@ -154,12 +154,7 @@ def test_graphs(fitted):
         model.predict_proba(ROWS)
     around = np.stack([np.arange(60), (np.arange(60) + 1) % 60])
     both = np.concatenate([around, around[::-1]], 1)
-    for graph in (nx.cycle_graph(60), both[::-1]):
-        assert torch.equal(fit_few(graph=graph).hood_.source, Neighborhood(both, 60).source)
-    names = [f"row {number}" for number in np.random.default_rng(0).permutation(60)]
-    named = nx.relabel_nodes(nx.cycle_graph(60), dict(enumerate(names)))
-    rows = pd.DataFrame(FEW_ROWS, index=names)
-    assert torch.equal(fit_few(rows, graph=named).hood_.source, Neighborhood(both, 60).source)
+    assert torch.equal(fit_few(graph=both[::-1]).hood_.source, Neighborhood(both, 60).source)
 
 
 def test_habits_of_scikit_learn(fitted):
@@ -214,7 +209,7 @@ def test_rows_that_a_pipeline_reads(kind):
     model = fit_few(rows, estimator=estimator, neighbors=near)
     assert (model.transduction_ == TRUTH).mean() > 0.9
     assert model.predict_proba(rows[:2]).shape == (2, 3)
-    around = fit_few(rows, estimator=estimator, graph=nx.cycle_graph(60))
+    around = fit_few(rows, estimator=estimator, graph=nx.to_scipy_sparse_array(nx.cycle_graph(60)))
     assert around.transduction_.shape == (60,)
     with pytest.raises(ValueError, match=r"Rows of another kind.* need neighbors=make_pipeline"):
         fit_few(rows, estimator=estimator)
@@ -228,7 +223,7 @@ def test_summary(fitted):
     assert text.startswith("300 rows, 75 labels of 3 classes\nneighbours agree in ")
     assert f"agree in {np.mean(agree):.0%} of {len(agree)} pairs" in text
     assert fitted.stacked_.summary() in text
-    line = fit_few(graph=nx.empty_graph(60)).summary().split("\n")[1]
+    line = fit_few(graph=csr_matrix((60, 60))).summary().split("\n")[1]
     assert line == "no two neighbours have labels: it is unknown how often neighbours agree"
 
 
@@ -296,10 +291,10 @@ REFUSALS = [
     *((lambda y=y: fit_iris(y), UNLABELLED) for y in (some(1, 4), np.where(SPECIES == 0, 1, -1))),
     *((lambda bad=bad: fit(frame_with(bad)), NUMERIC) for bad in ("text", np.nan)),
     (lambda: fit_few(np.ma.array(FEW_ROWS, mask=FEW_ROWS > 3)), r"pass X.filled\(np.nan\)"),
-    (lambda: fit_few(graph=nx.path_graph(30)), r"graph must have 60 nodes, one for.* got 30"),
+    (lambda: fit_few(graph=csr_matrix((30, 30))), r"graph must have 60 nodes, one for.* got 30"),
     (lambda: fit_few(graph=csr_matrix(np.eye(30))), "graph must have 60 nodes, one for.* got 30"),
     (lambda: fit_iris([0, "spam", "spam"] * 50), "labels of one type, got 0 and 'spam'"),
-    (lambda: fit_iris(np.where(KNOWN, NAMES, "nan").astype(str)), "y holds the text 'nan' .120"),
+    (lambda: fit_iris(np.where(KNOWN, NAMES, "nan").astype(str)), "y holds the text 'nan', which"),
     (lambda: fit(pd.DataFrame(ROWS), pd.Series(Y)[::-1]), r"y must .* rows in the order of X"),
 ]  # fmt: skip
 
