@@ -4,7 +4,6 @@
 """The same call in another mode gives the same result: dtypes, threads, inference mode."""
 
 import copy
-import pickle
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -153,17 +152,6 @@ def test_the_score_cancels_before_it_meets_the_bound():
     torch.testing.assert_close(entropy_samples(*given, None), alone, rtol=2e-6, atol=0)
 
 
-@pytest.mark.parametrize("alpha", [1e-3, 1e-2, 1.0, 1e6])
-def test_shared_labels(alpha):
-    """Two labels from one z are equal as often as they should, however small its alpha."""
-    y = ChosenLabels(torch.tensor([[alpha, 3 * alpha]]), torch.tensor([0, 0])).sample((50_000,))
-    for value, expected in (
-        (y[:, 0].float(), 0.75),
-        (y.prod(-1).float(), 0.75 * (3 * alpha + 1) / (4 * alpha + 1)),
-    ):
-        assert abs(value.mean() - expected) < 4 * (expected * (1 - expected) / 50_000) ** 0.5
-
-
 @TWO_KERNELS
 def test_a_hub_of_degree_ten_thousand(kernels):
     leaves, hub = torch.arange(1, 10_001), torch.zeros(10_000, dtype=torch.long)
@@ -224,17 +212,6 @@ def test_threads_share_first_answers(kernels):
         for found, of_thread in in_threads(work):
             torch.testing.assert_close({name: found[name] for name in CERTAIN}, expected)
             torch.testing.assert_close(of_thread, slope)
-
-
-def test_a_graph_keeps_no_draw():
-    hood, alpha, logits = house_and_parameters()
-    assert len(hood.row) == len(hood.edge)  # lists of its edges that a graph does keep
-    size = len(pickle.dumps(hood))
-    q = OrderedConditional(hood, alpha, logits, LABELS)
-    c = q.sample((1000,))
-    q.log_prob(c)
-    NeighborChoice(hood, logits).log_prob(c)
-    assert len(pickle.dumps(hood)) == size
 
 
 def test_queries_in_inference_mode_leave_training_alone(kernels):

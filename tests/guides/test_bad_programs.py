@@ -3,7 +3,6 @@
 
 """What networks, guides and their fits refuse: errors that name the argument, before PyTorch's."""
 
-import math
 from functools import partial
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from graphs import house
 from pyro import poutine
 from torch import nn
-from torch_geometric.nn import GCN, MLP
+from torch_geometric.nn import GCN
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import (
@@ -19,7 +18,6 @@ from pyro_nmm.guides import (
     DGLFRMGuide,
     MarginalGuide,
     MixtureGuide,
-    density,
     fit_mixture,
 )
 from pyro_nmm.models import (
@@ -43,43 +41,6 @@ EMISSION, TARGET = NormalEmission(2), DGLFRM(5, 4).double()
 
 def error(match):
     return pytest.raises(ValueError, match=match)
-
-
-@pytest.mark.parametrize("wrong", [1.5, 0])
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("num_classes", lambda n: FreeNMM(HOOD, n)),
-        ("num_classes", lambda n: NMMNetwork(MLP([3, 2]), MLP([3, 2]), num_classes=n)),
-        ("num_classes", lambda n: density(torch.sum, 4, n)),
-        ("num_nodes", lambda n: density(torch.sum, n, 2)),
-        ("num_classes", lambda n: ConvolutionalNMM(1, n)),
-        ("channels", lambda n: ConvolutionalNMM(1, channels=n)),
-        ("num_labels", FieldPrior),
-        ("num_nodes", DGLFRM),
-        ("num_communities", lambda n: DGLFRM(5, n)),
-        ("num_features", lambda n: DGLFRMGuide(TARGET, n)),
-        ("num_samples", lambda n: DGLFRMGuide(TARGET, 3).link_logits(EDGES, EDGES, X, n)),
-    ],
-)
-def test_sizes(name, make, wrong):
-    with error(f"{name}(,| must be) .*got"):
-        make(wrong)
-
-
-@pytest.mark.parametrize("wrong", [math.nan, "3"])
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("gamma", lambda x: FreeNMM(HOOD, 2, gamma=x)),
-        ("kappa", lambda x: FreeNMM(HOOD, 2, kappa=x)),
-        ("concentration", lambda x: DGLFRM(5, 4, concentration=x)),
-        ("lr", lambda x: fit_mixture(ising(EDGES[:, :1], 0.1, torch.zeros(2)), HOOD, None, lr=x)),
-    ],
-)
-def test_numbers(name, make, wrong):
-    with error(f"{name} must be .*(number|finite)"):
-        make(wrong)
 
 
 @pytest.mark.parametrize(

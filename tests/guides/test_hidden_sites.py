@@ -232,10 +232,7 @@ def blamed(shape):
     def model():
         gap = gap_of()
         y = labels()
-        if shape == "plain y":
-            with node_plate(HOOD, y) as (nodes, _):
-                pyro.sample("x", dist.Normal(gap * y[..., None, :], 1.0), obs=X[0][nodes])
-        elif shape == "extra dimension":
+        if shape == "extra dimension":
             mean = gap[..., None] * torch.nn.functional.one_hot(y, 2)[..., 0]
             pyro.sample("x", dist.Normal(mean[..., None, :].expand(2, 3), 1.0).to_event(1), obs=X)
         else:
