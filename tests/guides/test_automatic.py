@@ -529,10 +529,6 @@ def test_runs_of_the_program(name, estimator, runs):
 # Refusals
 
 
-def not_by_node():
-    pyro.sample("x", dist.Normal(1.0 * field().sum(-1), 1.0), obs=X[0])
-
-
 def some_measured():
     pyro.sample("x", dist.Normal(1.0 * field()[..., :3], 1.0).to_event(1), obs=X[:3])
 
@@ -555,7 +551,6 @@ def relabelled():
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (not_by_node, {}, "site 'x' is no sum over the nodes of 'y'.*MixtureGuide"),
         (some_measured, {}, r"without a dimension of 4 nodes: .*\.mask\(measured\)"),
         (local_below_subsample, {}, r"plates \['nodes'\].*latent sites \['h'\].*leave out"),
         (subsampled_nodes, {"create_plates": lambda: pyro.plate("nodes", 4, subsample_size=3)},
