@@ -5,18 +5,23 @@
 
 import pytest
 import torch
+from graphs import house
+from pyro import poutine
 from torch import nn
+from torch_geometric.nn import MLP
 
 from benchmarks.nodes import nmm_network
 from benchmarks.shared.training import (
     Consistency,
+    ConsistentNMM,
     best_epoch,
     decay_first,
     train_classifier,
     train_nmm,
 )
-from pyro_nmm import Neighborhood
+from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.datasets import digits, random_split
+from pyro_nmm.models import NMMNetwork
 
 
 def test_consistency_by_hand():
@@ -30,6 +35,19 @@ def test_consistency_by_hand():
         probs = logits.softmax(-1)
         kl = (target * (target.log() - probs.log())).sum(-1).mean()
         torch.testing.assert_close(consistency(probs, teacher), 2 * min(1, call / 4) * kl)
+
+
+def test_consistency_is_a_factor_of_the_model():
+    hood, x, y = house(), torch.eye(5), torch.tensor([0, 1, 0, 1, 1])
+    observed = torch.tensor([True, True, False, False, True])
+    network = NMMNetwork(MLP([5, 2]), MLP([5, 4]), num_classes=2)
+    program = ConsistentNMM(hood, network, Consistency(5, 2, warmup=0))
+    nodes = poutine.trace(program.model).get_trace(x, y=y, observed=observed).nodes
+    teacher = program.consistency.past / (1 - 0.9)  # one call: the teacher itself
+    marginals = NeighborMixture(hood, *network(hood, x)).marginals()
+    penalty = Consistency(5, 2, warmup=0)(marginals, teacher)
+    torch.testing.assert_close(nodes["consistency"]["fn"].log_factor, -3 * penalty)
+    torch.testing.assert_close(teacher[observed], torch.eye(2)[y[observed]])
 
 
 @pytest.mark.parametrize(("peak", "patience", "epochs"), [(4, 5, 9), (None, 3, 4)])

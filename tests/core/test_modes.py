@@ -4,6 +4,7 @@
 """The same call in another mode gives the same result: dtypes, threads, inference mode."""
 
 import copy
+import pickle
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -212,6 +213,17 @@ def test_threads_share_first_answers(kernels):
         for found, of_thread in in_threads(work):
             torch.testing.assert_close({name: found[name] for name in CERTAIN}, expected)
             torch.testing.assert_close(of_thread, slope)
+
+
+def test_a_graph_keeps_no_draw():
+    hood, alpha, logits = house_and_parameters()
+    assert len(hood.row) == len(hood.edge)  # lists of its edges that a graph does keep
+    size = len(pickle.dumps(hood))
+    q = OrderedConditional(hood, alpha, logits, LABELS)
+    c = q.sample((1000,))
+    q.log_prob(c)
+    NeighborChoice(hood, logits).log_prob(c)
+    assert len(pickle.dumps(hood)) == size
 
 
 def test_queries_in_inference_mode_leave_training_alone(kernels):
