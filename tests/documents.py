@@ -9,7 +9,6 @@ import re
 import sys
 import tomllib
 import warnings
-from html.parser import HTMLParser
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -64,35 +63,8 @@ def load(path):
     return module
 
 
-class Page(HTMLParser):
-    """Addresses of the resources of an HTML page, which a browser loads unasked."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.resources = []
-        self._style = False
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
-        self._style = tag == "style"
-        if tag == "link" and not {"next", "prev", "search", "index"} & set(given["rel"].split()):
-            self.resources.append(given["href"])
-        else:
-            self.resources += [given[name] for name in ("src", "data", "poster") if given.get(name)]
-        self.resources += in_css(given.get("style") or "")
-
-    def handle_data(self, data):
-        if self._style:
-            self.resources += in_css(data)
-
-
-def in_css(text):
-    """Addresses that a style sheet loads."""
-    found = re.findall(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)", text)
-    return ["".join(pair) for pair in found]
-
-
-def elsewhere(addresses):
-    """Addresses on another host."""
-    return [a for a in addresses if a.startswith("//") or a.partition(":")[0] in ("http", "https")]
+def elsewhere(text):
+    """Addresses on another host that a browser loads unasked, of a page or of a style sheet."""
+    text = re.sub(r'<(?:a|link rel="(?:next|prev|search|index)")[ >][^>]*>?', "", text)
+    loads = r"(?:\b(?:src|href|data|poster)=|url\(|@import |:img-top: |!\[[^]]*\]\()"
+    return re.findall(loads + r"\s*[\"']?((?:https?:)?//[^\"'\s)>]+)", text)

@@ -3,27 +3,19 @@
 
 """Hostile values (see hostile.py) that are answered, or refused by PyTorch, by reason."""
 
+#: Calls by reason; several values of one argument are on one line, with bars between them.
 FALLS = {
     "a batch, more nodes, or none of them: a valid input": """
         Annotators.fit(answers: a row more)
         ChosenLabels.__init__(alpha: a row more)
-        ChosenLabels.__init__(choices: a dimension more)
-        ChosenLabels.__init__(choices: a row more)
-        ChosenLabels.__init__(choices: no row)
-        ChosenLabels.log_prob(value: a row more)
-        ChosenLabels.log_prob(value: no row)
-        NeighborChoice.log_prob(value: a row more)
-        NeighborChoice.log_prob(value: no row)
-        Neighborhood.find(choices: a row more)
-        Neighborhood.find(choices: no row)
-        Neighborhood.sum(values: a row more)
-        Neighborhood.sum(values: no row)
-        Neighborhood.take(rows: a row more)
-        Neighborhood.take(rows: no row)
-        NormalEmission.log_prob(data: a row more)
-        NormalEmission.log_prob(data: no row)
-        PairwiseMRF.log_potential(value: a row more)
-        PairwiseMRF.log_potential(value: no row)
+        ChosenLabels.__init__(choices: a dimension more | a row more | no row)
+        ChosenLabels.log_prob(value: a row more | no row)
+        NeighborChoice.log_prob(value: a row more | no row)
+        Neighborhood.find(choices: a row more | no row)
+        Neighborhood.sum(values: a row more | no row)
+        Neighborhood.take(rows: a row more | no row)
+        NormalEmission.log_prob(data: a row more | no row)
+        PairwiseMRF.log_potential(value: a row more | no row)
         StackedNMM.fit(train: no row)
         inner_edges(mask: a row more)
         ising(field: a row more)
@@ -41,18 +33,13 @@ FALLS = {
         MixtureGuide.__init__(hood: another graph)
     """,
     "an error that names what is made of the argument": """
-        DGLFRMGuide.guide(x: inf)
-        DGLFRMGuide.guide(x: nan)
-        DGLFRMGuide.link_logits(x: inf)
-        DGLFRMGuide.link_logits(x: nan)
-        DGLFRMGuide.model(x: inf)
-        DGLFRMGuide.model(x: nan)
+        DGLFRMGuide.guide(x: inf | nan)
+        DGLFRMGuide.link_logits(x: inf | nan)
+        DGLFRMGuide.model(x: inf | nan)
         NMMNetwork.forward(hood: another graph)
         ising(coupling: nan)
-        ising(field: inf)
-        ising(field: nan)
-        ising_posterior(image: inf)
-        ising_posterior(image: nan)
+        ising(field: inf | nan)
+        ising_posterior(image: inf | nan)
         potts(coupling: nan)
     """,
     "NaN is a missing observation": """
@@ -70,30 +57,23 @@ FALLS = {
         StackedNMM.update(y: a dimension more)
     """,
     "a label that is not read: errors advise to leave such nodes out of the mask": """
-        NeighborMixture.condition(y: -7)
-        NeighborMixture.condition(y: 10^9)
-        temperature_scaling(y: -7)
-        temperature_scaling(y: 10^9)
+        NeighborMixture.condition(y: -7 | 10^9)
+        temperature_scaling(y: -7 | 10^9)
     """,
     "a valid value": """
         MarginalGuide.__init__(site: nonsense)
         MembershipMixture.log_prob(value: inf)
         MixtureGuide.__init__(site: nonsense)
-        Neighborhood.find(choices: -7)
-        Neighborhood.find(choices: 10^9)
+        Neighborhood.find(choices: -7 | 10^9)
         StackedNMM.fit(folds: -7)
         letters(text: nonsense)
         node_plate(y: 10^9)
-        random_blocks(nodes: a row more)
-        random_blocks(nodes: no row)
+        random_blocks(nodes: a row more | no row)
         walks(membership: 10^9)
     """,
     "an operation on tensors, as torch.softmax is: NaN goes through": """
-        Neighborhood.log_softmax(logits: inf)
-        Neighborhood.log_softmax(logits: nan)
-        Neighborhood.softmax(logits: inf)
-        Neighborhood.softmax(logits: nan)
-        Neighborhood.sum(values: inf)
-        Neighborhood.sum(values: nan)
+        Neighborhood.log_softmax(logits: inf | nan)
+        Neighborhood.softmax(logits: inf | nan)
+        Neighborhood.sum(values: inf | nan)
     """,
 }

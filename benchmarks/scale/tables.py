@@ -12,7 +12,7 @@ from pandas import DataFrame
 
 from benchmarks.scale import chains, inference
 from benchmarks.shared.records import Files
-from benchmarks.shared.tables import GRAPHS, Cell, frame, ordered, table
+from benchmarks.shared.tables import GRAPHS, Cell, frame, markdown, ordered, table
 
 CODES = {"loop": "loop over nodes in PyTorch", "compiled": "compiled loops (CPU, numba)"}
 CODES |= {"sweeps": "tensor code (any device)"}
@@ -151,19 +151,17 @@ def concentrations(files: Files) -> str:
     rows, lines = frame(files["path"], task="concentration"), []
     rows[["path", "bound", "particles"]] /= rows["nodes"].iloc[0]
     names = {"bound": "bound", "particles": "64 particles", "path": "path sampling"}
-    header = ["labels", "estimate", *(f"{k:g}" for k in sorted(rows["kappa"].unique()))]
-    lines += [[*header, "0.4 is first", "CPU seconds"], ["---"] * 2 + ["---:"] * (len(header))]
+    seconds = {"path": "seconds", "particles": "seconds of particles"}
     for classes, part in rows.groupby("classes"):
         full = part.groupby("seed").filter(lambda graph: len(graph) == rows["kappa"].nunique())
-        if full.empty:
-            continue
-        for method, name in names.items():
+        for method, name in names.items() if len(full) else ():
             means = full.groupby("kappa")[method].mean()
-            first = "{} of {}".format(*_ranked(full, method))
-            time = {"path": "seconds", "particles": "seconds of particles"}.get(method)
-            seconds = f"{full[time].median():.1f}" if time else ""
-            lines.append([f"{classes}", name, *map("{:.4f}".format, means), first, seconds])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+            line = {"labels": f"{classes}", "estimate": name}
+            line |= {f"{kappa:g}": f"{value:.4f}" for kappa, value in means.items()}
+            line["0.4 is first"] = "{} of {}".format(*_ranked(full, method))
+            time = seconds.get(method)
+            lines.append(line | {"CPU seconds": f"{full[time].median():.1f}" if time else ""})
+    return markdown(lines, 2)
 
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

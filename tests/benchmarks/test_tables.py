@@ -3,11 +3,17 @@
 
 """Tables and figures of stored rows: pages hold them, and new names appear."""
 
+from functools import cache
+
 import pytest
-from stored import stored
 
 from benchmarks import report
-from benchmarks.shared.records import RESULTS
+from benchmarks.shared.records import RESULTS, read
+
+
+@cache
+def stored(name):
+    return read(RESULTS / f"{name}.jsonl")
 
 
 def test_pages_hold_the_tables_of_the_stored_rows(capsys):

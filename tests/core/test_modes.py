@@ -152,17 +152,6 @@ def test_the_score_cancels_before_it_meets_the_bound(monkeypatch):
     torch.testing.assert_close(loops, alone, rtol=2e-6, atol=0)
 
 
-@pytest.mark.parametrize("alpha", [1e-3, 1e-2, 1.0, 1e6])
-def test_shared_labels(alpha):
-    """Two labels from one z are equal as often as they should, however small its alpha."""
-    y = ChosenLabels(torch.tensor([[alpha, 3 * alpha]]), torch.tensor([0, 0])).sample((50_000,))
-    for value, expected in (
-        (y[:, 0].float(), 0.75),
-        (y.prod(-1).float(), 0.75 * (3 * alpha + 1) / (4 * alpha + 1)),
-    ):
-        assert abs(value.mean() - expected) < 4 * (expected * (1 - expected) / 50_000) ** 0.5
-
-
 @TWO_KERNELS
 def test_a_hub_of_degree_ten_thousand(kernels):
     leaves, hub = torch.arange(1, 10_001), torch.zeros(10_000, dtype=torch.long)

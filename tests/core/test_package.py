@@ -127,9 +127,3 @@ def test_snippet_of_the_readme_runs_as_pasted(built, tmp_path, number):
     script = tmp_path / "pasted.py"
     script.write_text(SNIPPETS["README.md"][number])
     run_on(site_of(built, tmp_path / "site"), tmp_path, script)
-
-
-def test_readme_has_these_snippets_and_extras():
-    text = (ROOT / "README.md").read_text()
-    assert len(SNIPPETS["README.md"]) == 2
-    assert "pip install -e ." in text

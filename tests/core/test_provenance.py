@@ -215,26 +215,21 @@ def test_scores_name_choices_and_parameters(estimator):
 
 
 def test_every_parameter_leaves_its_trace():
-    alpha, logits = parameters(HOOD, 2)
-    table = tracked("alpha", alpha)
-    attention, y = tracked("logits", logits), tracked("y", LABELS)
-    found = {
-        OrderedConditional(HOOD, table, attention, y): {"alpha", "logits", "y"},
-        ChosenLabels(table, tracked("c", CHOICES)): {"alpha", "c"},
-        NeighborMixture(HOOD, table, attention): {"alpha", "logits"},
-        MembershipMixture(HOOD, tracked("odds", torch.randn(3, 2)), attention): {"odds", "logits"},
-        StickShares(tracked("a", torch.ones(2)), tracked("b", torch.ones(2))): {"a", "b"},
-        ising(grid_edges(1, 3), tracked("J", torch.tensor(0.3)), tracked("h", torch.ones(3))): {
-            "J",
-            "h",
-        },
-    }
-    for law, names in found.items():
+    table, attention = (tracked(*pair) for pair in zip("ab", parameters(HOOD, 2), strict=True))
+    odds, y = tracked("o", torch.randn(3, 2)), tracked("y", LABELS)
+    coupling, terms = tracked("J", torch.tensor(0.3)), tracked("h", torch.ones(3))
+    mixture = MembershipMixture(HOOD, odds, attention)
+    for law, names in (
+        (OrderedConditional(HOOD, table, attention, y), "aby"),
+        (ChosenLabels(table, tracked("c", CHOICES)), "ac"),
+        (NeighborMixture(HOOD, table, attention), "ab"),
+        (mixture, "bo"),
+        (StickShares(tracked("s", torch.ones(2)), tracked("t", torch.ones(2))), "st"),
+        (ising(grid_edges(1, 3), coupling, terms), "Jh"),
+    ):
         value = law.sample()
-        assert get_provenance(value) == names, law
-        assert get_provenance(law.log_prob(untracked(value)[0][0])) == names, law
+        assert get_provenance(value) == {*names}, law
+        assert get_provenance(law.log_prob(untracked(value)[0][0])) == {*names}, law
         if law.has_rsample:
-            assert get_provenance(law.rsample()) == names, law
-    mixture = MembershipMixture(HOOD, torch.randn(3, 2), logits)
-    choice = mixture.choices(tracked("s", mixture.sample()))
-    assert get_provenance(choice.sample()) == {"s"}
+            assert get_provenance(law.rsample()) == {*names}, law
+    assert get_provenance(mixture.choices(tracked("s", mixture.sample())).sample()) == {*"bos"}

@@ -203,17 +203,3 @@ KEEPS = "is for edges that keep labels: leave out relabel"
 def test_what_edges_that_relabel_refuse(call, match):
     with pytest.raises(ValueError, match=match):
         call(case("path", "matrices"), torch.zeros(4, dtype=torch.long))
-
-
-def test_permutations_are_matrices():
-    """Integers are refused, and the cure of the error is their mixture."""
-    hood = house()
-    parts, order = parameters(hood, 3), torch.rand(hood.num_edges, 3).argsort(-1)
-    with pytest.raises(
-        ValueError, match=r"relabel must .*of permutations, .*got torch.int64"
-    ) as error:
-        NeighborMixture(hood, *parts, order)
-    cure = str(error.value).partition("permutations, ")[2].removesuffix("), got torch.int64")
-    found = NeighborMixture(hood, *parts, eval(cure, {"torch": torch, "relabel": order}).double())
-    wanted = NeighborMixture(hood, *parts, torch.eye(3)[order])
-    torch.testing.assert_close(found.marginals(), wanted.marginals())

@@ -1,19 +1,16 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The ordered guide where edges relabel: gradients and predictions."""
-
-from functools import partial
+"""The ordered guide where edges relabel: its gradient. test_predictive.py has its predictions."""
 
 import networkx as nx
 import pyro
 import pytest
 import torch
 from bounds import check_gradient, mean_over_orders
-from cases import everything, matrices
-from graphs import labellings, parameters, to_hood
-from pyro.infer import Trace_ELBO, TraceGraph_ELBO, WeighedPredictive
-from torch.nn.functional import one_hot
+from cases import everything
+from graphs import parameters, to_hood
+from pyro.infer import Trace_ELBO, TraceGraph_ELBO
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.guides import ordered_guide
@@ -69,28 +66,3 @@ class Program:
 def test_gradient(loss, estimator, collapsed):
     """20,000 draws notice a gradient that is off by 4 % of its length."""
     check_gradient(Program(), loss, estimator, collapsed)
-
-
-@pytest.mark.parametrize("collapsed", [False, True])
-def test_predictive(collapsed):
-    """
-    Three labels of the other nodes by Pyro's weighed predictive, against the exact conditional:
-    20,000 draws notice a probability that is off by .02.
-    """
-    hood = to_hood(nx.path_graph(4))
-    mix = NeighborMixture(hood, *parameters(hood, 3, scale=1.0), matrices(hood, 3))
-    y, observed = torch.tensor([1, -1, 2, -1]), torch.tensor([True, False, True, False])
-    given, options = (mix.hood, mix.alpha, mix.logits, y, observed), {"relabel": mix.relabel}
-    options["collapsed"] = collapsed
-    guide = partial(ordered_guide, **options)
-    model = partial(nmm, predict=True, **options)
-    draws = WeighedPredictive(model, guide=guide, num_samples=20_000, parallel=True)(*given)
-    weights = draws.log_weights.softmax(0)
-    hit = one_hot(draws.samples["y_rest"] @ torch.tensor([3, 1]), 9).double()
-    rest = torch.tensor([1, 3])
-    exact = mix.condition(y, observed).log_marginal(rest, labellings(2, 3)).exp()
-    error = (weights[:, None] ** 2 * (hit - exact) ** 2).sum(0).sqrt()
-    assert ((weights @ hit - exact).abs() < 4 * error).all()
-    total = draws.log_weights.exp()
-    truth = mix.log_marginal(torch.tensor([0, 2]), y[observed]).exp()
-    assert (total.mean() - truth).abs() < 4 * total.std() / len(total) ** 0.5 + 1e-9

@@ -54,12 +54,22 @@ def auto(estimator, model=latent):
     return AutoNMM(model, partial(AutoDelta, init_loc_fn=start), estimator=estimator)
 
 
-def exact(x=X):
-    """Labels of the enumerated posterior, and their probabilities."""
-    oracle = of_hood(STAR, ALPHA, LOGITS)
-    labels = torch.tensor(oracle.labels)
-    scores = torch.tensor(oracle.log_prob).flatten() + emission(labels).log_prob(x).sum(-1)
-    return labels, scores.softmax(0)
+def joint(evidence=None, alpha=ALPHA, logits=LOGITS):
+    """All labellings, and log p(y) plus the evidence ``(4, 2)`` of the labels."""
+    oracle = of_hood(STAR, alpha, logits)
+    labels, log_probs = torch.tensor(oracle.labels), torch.tensor(oracle.log_prob).flatten()
+    more = 0.0 if evidence is None else evidence[torch.arange(4), labels].sum(-1)
+    return labels, log_probs + more
+
+
+def scores(x=X, loc=0.0):
+    """Evidence ``(4, 2)`` of measurements."""
+    return Normal(loc + 1.5 * torch.arange(2), 1.0).log_prob(x[:, None])
+
+
+def near(drawn, probs):
+    error = (probs * (1 - probs) / len(drawn)).sqrt()
+    assert ((drawn.double().mean(0).view(-1) - probs).abs() < 4.5 * error).all()
 
 
 def by_hand(model, guide):
@@ -115,20 +125,12 @@ def test_predictions_start_anew(parallel):
     states = guide.chains["c"].states.clone()
     drawn = Predictive(latent, guide=guide, num_samples=number, parallel=parallel)()["y"]
     assert torch.equal(guide.chains["c"].states, states)
-    labels, probs = exact()
-    p = probs.to(torch.double) @ labels.double()
-    error = (p * (1 - p) / number).sqrt()
-    assert ((drawn.double().mean(0).view(-1) - p).abs() < 4.5 * error).all()
-
-
-def near(drawn, probs):
-    error = (probs * (1 - probs) / len(drawn)).sqrt()
-    assert ((drawn.double().mean(0).view(-1) - probs).abs() < 4.5 * error).all()
+    labels, log_joint = joint(scores())
+    near(drawn, log_joint.softmax(0) @ labels.double())
 
 
 def test_predictions_of_two_fields():
     """The labels of one are in the concentrations of the other, so that each depends on both."""
-    evidence = emission(torch.arange(2)).log_prob(X[:, None])
 
     def model():
         with scope(prefix="a"):
@@ -137,12 +139,10 @@ def test_predictions_of_two_fields():
             y = nmm(STAR, ALPHA + one_hot(y, 2), LOGITS, collapsed=True)
             pyro.sample("x", emission(y).to_event(1), obs=X)
 
-    oracle = of_hood(STAR, ALPHA, LOGITS)
-    labels, joint = torch.tensor(oracle.labels), []
-    for y, log_prob in zip(labels, torch.tensor(oracle.log_prob).flatten(), strict=True):
-        below = torch.tensor(of_hood(STAR, ALPHA + one_hot(y, 2), LOGITS).log_prob).flatten()
-        joint.append(log_prob + below + evidence[torch.arange(4), labels].sum(-1))
-    probs = torch.stack(joint).flatten().softmax(0).view(len(labels), -1).double()
+    labels, first = joint()
+    second = (joint(scores(), ALPHA + one_hot(y, 2))[1] for y in labels)
+    table = torch.stack([a + b for a, b in zip(first, second, strict=True)])
+    probs = table.flatten().softmax(0).view(len(labels), -1).double()
     guide = AutoNMM(model, estimator=Chains())
     drawn = Predictive(model, guide=guide, num_samples=4000, parallel=True)()
     near(drawn["a/y"], probs.sum(1) @ labels.double())
@@ -175,13 +175,11 @@ def latent_pair(chains):
 
 def log_prob(kind, theta, data):
     """By enumeration."""
+    alpha = ALPHA * theta[0].exp()
     if kind == "labels":
-        oracle = of_hood(STAR, ALPHA * theta[0].exp(), LOGITS + theta[1] * OWN)
-        return float(oracle.log_prob[oracle.index(data)])
-    oracle = of_hood(STAR, ALPHA * theta[0].exp(), LOGITS)
-    means = theta[1] + 1.5 * torch.tensor(oracle.labels)
-    terms = torch.tensor(oracle.log_prob).flatten() + Normal(means, 1.0).log_prob(data).sum(-1)
-    return float(terms.logsumexp(0))
+        labels, found = joint(None, alpha, LOGITS + theta[1] * OWN)
+        return float(found[(labels == data).all(-1)])
+    return float(joint(scores(data, theta[1]), alpha)[1].logsumexp(0))
 
 
 SETS = {
