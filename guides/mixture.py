@@ -38,10 +38,7 @@ class MarginalGuide(SharedForward):
     >>> Trace_ELBO(num_particles=64).loss(pair.model, pair.guide) > 0  # KL of 8 log-odds ``(N, K)``
     True
 
-    Parameters as for :class:`MixtureGuide`, and
-
-    :param credit: ``(family, values, *inputs)``, with the values of the target's sites, to zero
-        with a derivative that is added to the bound's; for families whose samples lack theirs.
+    Parameters as for :class:`MixtureGuide`.
     """
 
     def __init__(
@@ -53,10 +50,9 @@ class MarginalGuide(SharedForward):
         *,
         site: str = "y",
         name: str = "mixture",
-        credit: Callable[..., Tensor] | None = None,
     ) -> None:
         super().__init__(hood, network, name, family)
-        self.target, self.site, self.credit = target, site, credit
+        self.target, self.site = target, site
 
     def guide(self, *inputs) -> Tensor:
         """The sites of the family; returns its values."""
@@ -67,19 +63,8 @@ class MarginalGuide(SharedForward):
         return pyro.sample(self.site, self.family(self.hood, parameters, logits, *relabel))
 
     def model(self, *inputs) -> Any:
-        """The target, with the factor ``credit`` if there is one."""
-        outputs = self.take(inputs)
-        if self.credit is None or not torch.is_grad_enabled():
-            return self.target(*inputs)
-        family = self.family(self.hood, *outputs)
-        with poutine.trace() as tracer:
-            result = self.target(*inputs)
-        nodes = tracer.trace.nodes.items()
-        values = {
-            key.rpartition("/")[2]: node["value"] for key, node in nodes if node["type"] == "sample"
-        }
-        pyro.factor("credit", self.credit(family, values, *inputs))
-        return result
+        """The target."""
+        return self.target(*inputs)
 
 
 class MixtureGuide(MarginalGuide):

@@ -106,13 +106,8 @@ def build(problem: Problem, guide: str, settings: dict, seed: int) -> DGLFRMGuid
     of_model["num_features"] = data.num_features if data.has_features else 0
     target = DGLFRM(data.num_nodes, **of_model, name=f"{guide} model")
     hood = Neighborhood(problem.split.train, data.num_nodes) if guide == "nmm" else None
-    own = options.pop("own_attention", False)
     options["hidden"] = options["hidden"], options.pop("width", 16)
-    pair = DGLFRMGuide(target, data.num_features, hood, **options)
-    if own:
-        layer = GCNConv(data.num_features, options["hidden"][0], bias=False, normalize=False)
-        pair.encoder.attention = layer
-    return pair
+    return DGLFRMGuide(target, data.num_features, hood, **options)
 
 
 def fit(args, problem: Problem, guide: str, settings: dict, seed: int) -> tuple[DGLFRMGuide, dict]:
@@ -264,7 +259,7 @@ def measured(args, key: dict, guide: str, settings: dict) -> dict:
     """The row of a guide or rival on a random split. Searches do not see test links."""
     method = measure_rival if guide in RIVALS else measure
     problem = Problem.of(args, key["dataset"], key["seed"])
-    parts = ["val"] if key["task"] in ("search", "attention") else ["val", "test"]
+    parts = ["val"] if key["task"] == "search" else ["val", "test"]
     return method(args, problem, guide, settings, key["seed"], parts)
 
 
