@@ -161,22 +161,14 @@ class MarginalField(GraphDistribution):
             total = total + (terms + above * (score - score.detach())).sum() / num_samples
         return track_provenance(total, provenance)
 
-    def conditional(self, value: Tensor) -> Tensor:
-        """``(..., len(others), C)``: independent distributions of the others, given labels."""
-        value = check_labels(self.rest, value, "a label for each node that stays")
-        logits = [star.rows(value, star.logits) for star in self.stars]
-        none = self.field.unary.new_zeros(*value.shape[:-1], 0, self.num_classes)
-        place = torch.cat([self.others[:0], *(star.nodes for star in self.stars)]).argsort()
-        return torch.cat([none, *logits], -2).index_select(-2, place).softmax(-1)
-
     @torch.no_grad()
     def complete(self, value: Tensor) -> Tensor:
         """``(..., N)``: labels ``(..., num_nodes)``, and draws of the others given them."""
-        others = Categorical(self.conditional(value)).sample()
         value = check_labels(self.rest, value, "a label for each node that stays")
-        # The order of the nodes after the two sets, and with this its inverse.
-        place = torch.cat([self.nodes, self.others]).argsort()
-        return torch.cat([value, others], -1).index_select(-1, place)
+        drawn = [Categorical(logits=star.rows(value, star.logits)).sample() for star in self.stars]
+        # Where each node stands among those that stay and the stars; with this the inverse.
+        place = torch.cat([self.nodes, *(star.nodes for star in self.stars)]).argsort()
+        return torch.cat([value, *drawn], -1).index_select(-1, place)
 
     def colors(self) -> list[Tensor]:
         """Sets of places among the nodes that stay without an interaction inside."""

@@ -67,7 +67,7 @@ FIELDS = [
     (lambda: field().local_logits(EYE), r"probs must have shape \(..., 3, 2\)"),
     (lambda: field().sample((0.5,)), "sample_shape must hold integers"),
     (lambda: MarginalField(field()).sample("a"), "sample_shape must hold integers"),
-    (lambda: MarginalField(field()).conditional([2]), r"value must hold labels in 0\.\.1, got 2"),
+    (lambda: MarginalField(field()).complete([2]), r"value must hold labels in 0\.\.1, got 2"),
     (lambda: ising(GRID, "word", torch.zeros(3)), "coupling must be a tensor, an array"),
     (lambda: ising(GRID, 0.3, torch.tensor(0.0)), r"field must have shape \(..., N\)"),
     (lambda: ising(GRID, NAN, torch.zeros(3)), "strength must be finite, got nan"),
