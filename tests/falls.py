@@ -25,12 +25,10 @@ FALLS = {
         PairwiseMRF.log_potential(value: a row more)
         PairwiseMRF.log_potential(value: no row)
         StackedNMM.fit(train: no row)
-        inner_edges(mask: a row more)
         ising(field: a row more)
         ising_posterior(image: a row more)
         points(positions: a row more)
         potts(unary: a row more)
-        seed_batch(seeds: no row)
     """,
     "another graph that fits": """
         AmortizedNMM.__init__(hood: another graph)
