@@ -79,6 +79,7 @@ class MarginalField(GraphDistribution):
 
     nodes: Tensor  #: ``(num_nodes,)`` ids, in the field, of the nodes that stay
     others: Tensor  #: ``(N - num_nodes,)`` of those summed out
+    unary: Tensor  #: ``(num_nodes, C)`` terms of the field
 
     def __init__(self, field: PairwiseMRF, stay: Tensor | None = None) -> None:
         check_field(field)
@@ -103,8 +104,8 @@ class MarginalField(GraphDistribution):
         self.num_nodes, self.num_classes = len(self.nodes), field.num_classes
         place, inside = stay.cumsum(0) - 1, stay[field.edges].all(0)
         strength = field.strength.expand(field.num_edges)
-        unary, interaction = field.unary[self.nodes], field.interaction
-        self.rest = PairwiseMRF(place[field.edges[:, inside]], unary, strength[inside], interaction)
+        self.unary, edges = field.unary[self.nodes], place[field.edges[:, inside]]
+        self.rest = PairwiseMRF(edges, self.unary, strength[inside], field.interaction)
         self.stars = tuple(self._stars(place, strength, degree[self.others]))
         super().__init__(Size(), Size([self.num_nodes]), validate_args=False)
 
@@ -145,7 +146,7 @@ class MarginalField(GraphDistribution):
         """
         check_integers(2, num_samples=num_samples)
         check_plain("expected_potential", mixture.batch_shape)
-        check_mixture(mixture, self.rest.unary)
+        check_mixture(mixture, self.unary)
         (alpha, logits), provenance = untracked(mixture.alpha, mixture.logits)
         choice = NeighborChoice(mixture.hood, logits, validate_args=False)
         chosen = choice.sample((num_samples,))
