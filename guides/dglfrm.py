@@ -26,7 +26,7 @@ from pyro_nmm.distributions.memberships import relaxed_logits
 from pyro_nmm.fitting import Steps, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.shared_forward import evaluation
-from pyro_nmm.models.dglfrm import DGLFRM, StickShares, observed_edges, stick_logits
+from pyro_nmm.models.dglfrm import DGLFRM, StickShares, inner, observed_edges, stick_logits
 from pyro_nmm.models.networks import attention_scores, register
 from pyro_nmm.sparse import sparse_csr, to_csr
 
@@ -141,7 +141,7 @@ class DGLFRMGuide(nn.Module):
             for _ in range(num_samples):
                 nodes: dict = poutine.trace(self.guide).get_trace(edge_index, x).nodes
                 members = (nodes["s"]["value"] > 0) * nodes["r"]["value"]
-                total = total + self.target.link_logits(members, pairs)
+                total = total + inner(self.target.decoder(members), pairs)
         return total / num_samples
 
     def _check_held_out(self, edge_index: Tensor, held_out: Tensor | None) -> None:

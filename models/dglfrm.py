@@ -140,10 +140,6 @@ class DGLFRM(nn.Module):
             change = change + new - old
         return change
 
-    def link_logits(self, members: Tensor, pairs: Tensor) -> Tensor:
-        """``(..., P)``: log-odds of pairs ``(2, P)`` for ``members``, :math:`b \\odot r`."""
-        return _inner(self.decoder(members), pairs)
-
     def _graph(
         self, members: Tensor, edge_index: Tensor | None, held_out: Tensor | None
     ) -> tuple["InnerProductGraph", float]:
@@ -265,13 +261,13 @@ class InnerProductGraph(GraphDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Self-loops and repetitions of edges are ignored."""
         (factors, value), provenance = untracked(self.factors, value)
-        x = _inner(factors, observed_edges(value, self.num_nodes, self.held_out))
+        x = inner(factors, observed_edges(value, self.num_nodes, self.held_out))
         flat = flatten(factors, factors.shape[:-2], 2)
         pairs = torch.stack([_AllPairs.apply(f) for f in flat]).view(factors.shape[:-2])
         norms = factors.square().sum(-1)
         loops = F.softplus(norms) + self.weight * F.logsigmoid(norms)
         log_prob = (self.weight * F.logsigmoid(x) + F.softplus(x)).sum(-1) - pairs
-        hidden = F.softplus(_inner(factors, self.held_out)).sum(-1)
+        hidden = F.softplus(inner(factors, self.held_out)).sum(-1)
         log_prob = log_prob + hidden + 0.5 * loops.sum(-1)
         return track_provenance(log_prob.expand(self.batch_shape), provenance)
 
@@ -317,7 +313,7 @@ def observed_edges(edge_index: Tensor, num_nodes: int, held_out: Tensor | None) 
     return edges[:, ~torch.isin(*(pairs[0] * num_nodes + pairs[1] for pairs in (edges, hidden)))]
 
 
-def _inner(factors: Tensor, pairs: Tensor) -> Tensor:
+def inner(factors: Tensor, pairs: Tensor) -> Tensor:
     """``(..., P)``: inner products of pairs of rows."""
     return torch.mul(*(rows_at(factors, nodes) for nodes in pairs)).sum(-1)
 

@@ -72,7 +72,6 @@ def test_sizes(name, make, wrong):
     ("name", "make"),
     [
         ("gamma", lambda x: FreeNMM(HOOD, 2, gamma=x)),
-        ("kappa", lambda x: FreeNMM(HOOD, 2, kappa=x)),
         ("concentration", lambda x: DGLFRM(5, 4, concentration=x)),
         ("lr", lambda x: fit_mixture(ising(EDGES[:, :1], 0.1, torch.zeros(2)), HOOD, None, lr=x)),
     ],
