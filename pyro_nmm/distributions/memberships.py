@@ -57,8 +57,8 @@ class MembershipMixture(GraphDistribution):
     **Gradient.** Samples are reparameterised, exactly towards :math:`\lambda`. ``estimator`` sets
     the derivatives towards the attention. ``"linear"`` takes the loss to be linear between
     neighbours, :math:`\partial s_i / \partial L_{ij} = \lambda_j / \tau`: biased, of little
-    variance. ``"detached"`` leaves them to the caller. With the choices as a site of their own,
-    :class:`~pyro_nmm.guides.MixtureGuide` is unbiased.
+    variance. ``"detached"`` leaves them to the caller, such as
+    :class:`~pyro_nmm.guides.DGLFRMGuide`.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> mixture = MembershipMixture(hood, torch.randn(2, 5), torch.zeros(hood.num_edges))
@@ -112,8 +112,8 @@ class MembershipMixture(GraphDistribution):
         chosen = self.log_odds.expand(*batch, -1, -1).gather(-2, index)
         return relaxed_logits(chosen, self.temperature).to_event(2)
 
-    def choices(self, value: Tensor, order: Tensor | None = None) -> NeighborChoice:
-        """The choices given ``s``: independent, so that there is no need for an ``order``."""
+    def choices(self, value: Tensor) -> NeighborChoice:
+        """The choices given ``s``, independent of each other."""
         scores = self.logits + self._log_densities(value, self.log_odds)
         return NeighborChoice(self.hood, scores, validate_args=False)
 
