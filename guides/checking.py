@@ -37,8 +37,9 @@ def check_program(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -
     * the guide lacks sites of a field, or draws another subsample than the model is given,
     * ``poutine.block`` hides random sites that other sites of the model depend on,
     * a site has a dimension of no plate, which would count particles or labellings repeatedly,
-    * a particle alone has another log-probability than among vectorized ones,
-    * Pyro has lost track of a site below latent labels, which biases ``TraceGraph_ELBO``.
+    * a particle alone has another :math:`\log p` than among vectorized ones,
+    * Pyro has lost track of a site below latent labels ``(..., n)``, which biases
+      ``TraceGraph_ELBO``.
 
     It does not see which edge a logit belongs to: see :func:`~pyro_nmm.edge_values`.
 
