@@ -34,10 +34,10 @@ from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import GCN
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
+from torch_geometric.utils import k_hop_subgraph
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.checkpoints import load_checkpoint, save_checkpoint
-from pyro_nmm.datasets import seed_batch
 from pyro_nmm.guides import ordered_guide
 from pyro_nmm.models import NMMNetwork, nmm
 
@@ -75,6 +75,20 @@ def make_network(args, data: Data) -> NMMNetwork:
     labels = GCN(data.num_features, 16, LAYERS, out_channels=classes, **layer)
     attention = GCN(data.num_features, 64, 1, **layer)
     return NMMNetwork(labels, attention, num_classes=classes, floor=0.1, gamma=2.0)
+
+
+def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
+    """The seeds, then all nodes within so many hops, with all edges into the hops before the last:
+    the batches of ``NeighborLoader``, without a package for it."""
+    reached, inner = (
+        k_hop_subgraph(seeds, hops, data.edge_index, num_nodes=data.num_nodes)[0]
+        for hops in (num_hops, num_hops - 1)
+    )
+    nodes = torch.cat([seeds, reached[~torch.isin(reached, seeds)]])
+    inside = torch.isin(data.edge_index[1], inner)
+    batch = data.edge_subgraph(inside).subgraph(nodes)
+    batch.batch_size, batch.n_id, batch.e_id = len(seeds), nodes, inside.nonzero()[:, 0]
+    return batch
 
 
 class SeedLoss(nn.Module):

@@ -29,7 +29,6 @@ from torch.nn.functional import cross_entropy, one_hot
 from torch_geometric.nn import APPNP, GAT, GCN, MLP, Sequential
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets import inner_edges
 from pyro_nmm.guides import fit_nmm
 from pyro_nmm.models import NMMNetwork, StackedNMM, temperature_scaling
 
@@ -122,7 +121,8 @@ def main(args) -> dict:
     data = load_graph(args.dataset, args.data_root, args.split).to(args.device)
     num_classes, y = int(data.y.max()) + 1, data.y
     hood = Neighborhood(data.edge_index, data.num_nodes)
-    pairs = inner_edges(data.edge_index, data.test_mask)
+    pairs = data.edge_index[:, data.test_mask[data.edge_index].all(0)]
+    pairs = pairs[:, pairs[0] < pairs[1]]  # of test nodes that are neighbours, each once
     alone, network = (net.to(args.device) for net in networks(args, data, num_classes))
 
     name = args.backbone.upper()

@@ -3,7 +3,7 @@
 
 """Guides of the latent feature model of links, with and without an NMM, and their fit."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro
 import torch
@@ -12,27 +12,21 @@ from pyro.distributions import Normal
 from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.index import index2ptr
 from torch_geometric.nn import GCNConv
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import sort_edge_index
 
 from pyro_nmm import MembershipMixture, Neighborhood
 from pyro_nmm.arguments import (
-    as_edge_index,
     as_tensor,
     check_finite,
     check_integers,
     check_range,
     expect,
 )
-from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.memberships import relaxed_logits
 from pyro_nmm.fitting import Steps, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_hood
-from pyro_nmm.guides.mixture import MarginalGuide
 from pyro_nmm.guides.shared_forward import evaluation
-from pyro_nmm.models.dglfrm import DGLFRM, StickShares, observed_edges, stick_logits
+from pyro_nmm.models.dglfrm import DGLFRM, StickShares, inner, observed_edges, stick_logits
 from pyro_nmm.models.networks import attention_scores, register
 from pyro_nmm.sparse import sparse_csr
 
@@ -100,20 +94,9 @@ class DGLFRMGuide(nn.Module):
             if hood.num_nodes != (size := target.num_nodes):
                 raise ValueError(f"hood must have the {size} nodes of target, got {hood.num_nodes}")
         self.target, self.hood, self.name = target, hood, f"{target.name}_guide"
-        self._last_check = LastCall()
+        self.estimator = estimator
         widths = [target.num_communities] * 3 + ([] if hood is None else [hidden[1]])
         self.encoder = _Encoder(num_features, hidden[0], widths, dropout, gamma)
-        if hood is None:
-            return
-        local = estimator == "local"
-
-        def family(hood: Neighborhood, outputs: _Outputs, logits: Tensor) -> MembershipMixture:
-            follows = "detached" if local else "linear"
-            return MembershipMixture(hood, outputs.log_odds, logits, estimator=follows)
-
-        credit = self._credit if local else None
-        options: dict[str, Any] = {"site": "s", "name": self.name, "credit": credit}
-        self.memberships = MarginalGuide(hood, self.encoder, self._rest, family, **options)
 
     def guide(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
         r"""Sites ``v``, ``s`` and ``r``.
@@ -123,28 +106,27 @@ class DGLFRMGuide(nn.Module):
         :param Tensor held_out: ``(2, P)`` pairs without a likelihood, none in ``edge_index``.
         :return: ``(..., N, K)``, :math:`b \odot r`.
         """
-        if held_out is not None and pyro.settings.get("validate_distributions_pyro"):
-            question = edge_index, held_out
-            self._last_check.get(question, lambda: self._check_held_out(edge_index, held_out))
+        data = edge_index, self._modelled(x), held_out
+        self._check_held_out(edge_index, held_out)
+        register(self.name, self.encoder)
         a, b = self.encoder.sticks(self.target.concentration)
         v = pyro.sample("v", StickShares(a, b).expand(self.target.shape).to_event(2))
-        inputs = v, edge_index, x, held_out
-        if self.hood is None:
-            register(self.name, self.encoder)
-            outputs, _ = self.encoder(None, *inputs)
-            s = pyro.sample("s", relaxed_logits(outputs.log_odds, 1.0).to_event(2))
-        else:
-            outputs, logits = self.memberships.give(inputs)
-            s = self.memberships.draw(outputs, logits)
-        r = pyro.sample("r", Normal(outputs.mean, outputs.scale).to_event(2))
+        mean, log_scale, odds, *vectors = self.encoder(edge_index, x)
+        odds = odds + stick_logits(v)
+        family: Any = relaxed_logits(odds, 1.0).to_event(2)
+        if self.hood is not None:
+            own = "linear" if self.estimator == "linear" else "detached"
+            scores = self.hood, *vectors, self.encoder.omega.square(), self.encoder.gamma
+            family = MembershipMixture(self.hood, odds, attention_scores(*scores), estimator=own)
+        s = pyro.sample("s", family)
+        r = pyro.sample("r", Normal(mean, log_scale.exp()).to_event(2))
+        if self.hood is not None and self.estimator == "local" and torch.is_grad_enabled():
+            pyro.factor("credit", -self._credit(family, (v, s, r), data), has_rsample=True)
         return s.sigmoid() * r
 
     def model(self, edge_index: Tensor, x: Tensor, held_out: Tensor | None = None) -> Tensor:
         """The target."""
-        register(self.target.name, self.target)
-        v = self.target.sticks()
-        rest = self._rest if self.hood is None else self.memberships.model
-        return rest(v, edge_index, x, held_out)
+        return self.target.model(edge_index, self._modelled(x), held_out)
 
     def link_logits(self, pairs: Any, edge_index: Any, x: Any, num_samples: int = 15) -> Tensor:
         """``(P,)``: log-odds of edges between pairs ``(2, P)``, means over rounded :math:`b`."""
@@ -154,53 +136,43 @@ class DGLFRMGuide(nn.Module):
         edge_index = as_tensor("edge_index", edge_index, device)
         pairs = expect("pairs", pairs, (2, "P"), kind="integers").long()
         check_range("pairs", pairs, self.target.num_nodes)
+        total = self.encoder.log_sticks.new_zeros(pairs.shape[1])
         with evaluation(self):
-            total = self.encoder.log_sticks.new_zeros(pairs.shape[1])
             for _ in range(num_samples):
                 nodes: dict = poutine.trace(self.guide).get_trace(edge_index, x).nodes
                 members = (nodes["s"]["value"] > 0) * nodes["r"]["value"]
-                total = total + self.target.link_logits(members, pairs)
+                total = total + inner(self.target.decoder(members), pairs)
         return total / num_samples
 
-    def _check_held_out(self, edge_index: Tensor, held_out: Tensor) -> None:
+    def _check_held_out(self, edge_index: Tensor, held_out: Tensor | None) -> None:
         size = self.target.num_nodes
         edges, others = (observed_edges(edge_index, size, hidden) for hidden in (None, held_out))
         if edges.shape != others.shape:
             pairs = "edge_index must not hold pairs of held_out"
             raise ValueError(f"{pairs}: the network would see them")
 
-    def _rest(self, v: Tensor, edge_index: Tensor, x: Tensor, held_out: Tensor | None) -> Tensor:
-        modelled = None if self.target.features is None else x
-        return self.target.given(v, edge_index, modelled, held_out)
+    def _modelled(self, x: Tensor) -> Tensor | None:
+        expect("x", x, (self.target.num_nodes, self.encoder.first.in_channels), kind="float")
+        return None if self.target.features is None else x
 
-    def _credit(
-        self, family: MembershipMixture, values: dict[str, Tensor], v: Tensor, *data: Any
-    ) -> Tensor:
+    def _credit(self, family: MembershipMixture, draws: tuple, data: tuple) -> Tensor:
         """Zero, with a derivative: gains of nodes times changes of scores between two draws."""
-        s, r = values["s"], values["r"]
+        v, s, r = draws
         if s.dim() > 2:
             must = "takes particles one by one: vectorize_particles=False"
             raise NotImplementedError(f"estimator='local' {must}")
         if torch.rand(()) < 0.5:
             return s.new_zeros(())
+        hood = family.hood
         with torch.no_grad():
             others = family.sample()
             gain = self.target.swaps((v, s, r, others), data, NUM_COLUMNS)
-            hood = family.hood
             before, after = (family.choices(t).logits for t in (s, others))
             gain = gain + hood.logsumexp(before) - hood.logsumexp(after)
-            change = hood.softmax(after) - hood.softmax(before)
             # Half, as both draws stand for either one, and twice, as every other step has none.
+            change = hood.softmax(after) - hood.softmax(before)
             credit = gain.index_select(0, hood.row) * change
         return (credit * (family.logits - family.logits.detach())).sum()
-
-
-class _Outputs(NamedTuple):
-    """Log-odds of ``s``, means and scales of ``r``, each ``(..., N, K)``."""
-
-    log_odds: Tensor
-    mean: Tensor
-    scale: Tensor
 
 
 class _Encoder(nn.Module):
@@ -210,61 +182,30 @@ class _Encoder(nn.Module):
         self, num_features: int, hidden: int, widths: list[int], dropout: float, gamma: float
     ) -> None:
         super().__init__()
-        self.first, self.dropout = (
-            GCNConv(num_features, hidden, bias=False, normalize=False),
-            dropout,
-        )
-        self.heads = nn.ModuleList(GCNConv(hidden, w, bias=False, normalize=False) for w in widths)
+        self.first, self.dropout = GCNConv(num_features, hidden, bias=False), dropout
+        self.heads = nn.ModuleList(GCNConv(hidden, width, bias=False) for width in widths)
         self.log_sticks = nn.Parameter(torch.zeros(2, widths[0]))
         if len(widths) > 3:
             self.omega = nn.Parameter(torch.ones(()))
             self.gamma = nn.Parameter(torch.tensor(float(gamma)))
-        #: A first layer for the attention alone, such as a copy of ``first``.
-        self.attention: nn.Module | None = None
-        self._last_graph = LastCall()
 
     def sticks(self, concentration: float) -> Tensor:
         """``(2, K)``: the parameters of ``v``; they start at the prior's."""
         prior = self.log_sticks.new_tensor([[concentration], [1.0]])
         return F.softplus(self.log_sticks + prior + (-(-prior).expm1()).log())
 
-    def forward(
-        self, hood: Neighborhood | None, v: Tensor, edge_index: Tensor, x: Tensor, *_
-    ) -> tuple[_Outputs, Tensor | None]:
-        size, width = v.shape[-2], self.first.in_channels
-        x = expect("x", x, (size, width), kind="float").to(self.log_sticks.dtype)
-        graph = self._normalized(edge_index, size)
-        hidden = [F.leaky_relu(self.first(self._thinned(x), graph), 0.2)] * len(self.heads)
-        if self.attention is not None:
-            hidden[3] = F.leaky_relu(self.attention(self._thinned(x), graph), 0.2)
-        outputs = [
-            head(F.dropout(h, self.dropout, self.training), graph)
-            for head, h in zip(self.heads, hidden, strict=True)
-        ]
-        mean, log_scale, odds = outputs[:3]
-        memberships = _Outputs(odds + stick_logits(v), mean, log_scale.exp())
-        if hood is None:
-            return memberships, None
-        return memberships, attention_scores(hood, outputs[3], self.omega.square(), self.gamma)
-
-    def _normalized(self, edge_index: Tensor, num_nodes: int) -> Tensor:
-        """The normalised adjacency matrix, computed once a graph."""
-
-        def matrix() -> Tensor:
-            ends = as_edge_index(edge_index, num_nodes)  # once a graph, because it reads the ids
-            edges, weight = gcn_norm(ends, like.new_ones(ends.shape[1]), num_nodes)
-            (source, target), weight = sort_edge_index(edges, weight, sort_by_row=False)
-            ptr = index2ptr(target, num_nodes)
-            return sparse_csr(ptr, source, weight, (num_nodes, num_nodes))
-
-        like = self.log_sticks
-        return self._last_graph.get((edge_index, num_nodes, like.dtype, like.device), matrix)
+    def forward(self, edge_index: Tensor, x: Tensor) -> list[Tensor]:
+        """The output of every head, in the order of ``widths``."""
+        x, edge_index = self._thinned(x.to(self.log_sticks.dtype)), edge_index.long()
+        hidden = F.leaky_relu(self.first(x, edge_index), 0.2)
+        thinned = (F.dropout(hidden, self.dropout, self.training) for _ in self.heads)
+        return [head(h, edge_index) for head, h in zip(self.heads, thinned, strict=True)]
 
     def _thinned(self, x: Tensor) -> Tensor:
         """Features with dropout; zeros of sparse ones stay zeros."""
-        x = x.to_sparse_csr() if x.layout == torch.sparse_coo else x
         if x.layout == torch.strided:
             return F.dropout(x, self.dropout, self.training)
+        x = x.to_sparse_csr() if x.layout == torch.sparse_coo else x
         values = F.dropout(x.values(), self.dropout, self.training)
         return sparse_csr(x.crow_indices(), x.col_indices(), values, (x.shape[0], x.shape[1]))
 
@@ -300,14 +241,14 @@ def fit_links(
     :param options: keywords of :class:`~pyro_nmm.fitting.Steps`.
     :return: every step's loss in nats a pair of nodes, of one draw, at :math:`O(N^2)` a step.
     """
-    dtype, device = pair.encoder.log_sticks.dtype, pair.encoder.log_sticks.device
+    sticks = pair.encoder.log_sticks
     x = expect("x", as_tensor("x", x), (pair.target.num_nodes, "F"), note="one row per node")
     if x.is_meta:
         raise ValueError("x must be a tensor with values, got a meta tensor")
-    x = x.to(dtype)  # once, and not in every step
-    edge_index = as_tensor("edge_index", edge_index, device)
+    x = x.to(sticks.dtype)  # once, and not in every step
+    edge_index = as_tensor("edge_index", edge_index, sticks.device)
     if held_out is not None:
-        held_out = as_tensor("held_out", held_out, device)
+        held_out = as_tensor("held_out", held_out, sticks.device)
     # Adam's own constant is meant for losses of order one.
     model, guide = (poutine.scale(f, 1 / len(x) ** 2) for f in (pair.model, pair.guide))
     optimizer, elbo = torch.optim.Adam(pair.parameters(), options.lr), TraceMeanField_ELBO()
@@ -316,5 +257,5 @@ def fit_links(
         return elbo.loss_and_grads(model, guide, edge_index, x, held_out)
 
     with pyro.get_param_store().scope():
-        known: dict[str, Any] = {"x": x, "edge_index": edge_index, "held_out": held_out}
-        return options.train(pair, optimizer, backward, **known)
+        data: dict[str, Any] = {"x": x, "edge_index": edge_index, "held_out": held_out}
+        return options.train(pair, optimizer, backward, **data)

@@ -6,7 +6,6 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -136,18 +135,19 @@ def fit_mixture(
         nats. A step costs :math:`O(E C^2)` a sample, and the estimates of the bound a fifth of it.
     """
     check_hood(hood)
-    if not isinstance(field, RandomField) and not callable(field):
-        kinds = "a PairwiseMRF, a MarginalField or a function that makes one"
-        raise ValueError(f"field must be {kinds}, got {type(field)}")
-    run = partial(_run, field, hood, order=order, num_samples=num_samples)
     if not isinstance(field, RandomField):
+        if not callable(field):
+            kinds = "a PairwiseMRF, a MarginalField or a function that makes one"
+            raise ValueError(f"field must be {kinds}, got {type(field)}")
         if network is None or order is None:
             name = "network" if network is None else "order"
             raise ValueError(f"{name} must be given if field is a function: it serves many")
-        family, target, _, losses = run(network, options)
+        family = _family(hood, network, num_samples, order)
+        target, _, losses = _run(family, field, options)
         with pyro.get_param_store().scope():
             return family.mixture(target), losses
     _check_nodes("field", field, hood)
+    order = torch.cat(field.colors()) if order is None else order
     alone = mean_field(field)
     given: tuple[Tensor, ...] = ()
     early: list[float] = []
@@ -155,18 +155,19 @@ def fit_mixture(
         start = mean_field(field, **network.options) if network.options else alone
         given = (start.marginals,)
     if network is None:
-        own = field.rest if isinstance(field, MarginalField) else field
-        starts = alone.marginals, own.unary.softmax(-1)
+        starts = alone.marginals, field.unary.softmax(-1)
         first, second = (FreeNMM(hood, field.num_classes, start) for start in starts)
         share, network = options.num_steps // 8, first
         if share:
             short = replace(options, num_steps=share, checkpoint=None)
-            *_, best, early = run(first, short)
-            *_, other, late = run(second, short, rise=0.5)
+            _, best, early = _run(_family(hood, first, num_samples, order), field, short)
+            family = _family(hood, second, num_samples, order)
+            _, other, late = _run(family, field, short, rise=0.5)
             if other.least < best.least:
                 network, early = second, late
             options = replace(options, num_steps=options.num_steps - 2 * share)
-    family, _, _, losses = run(network, options, given)
+    family = _family(hood, network, num_samples, order)
+    *_, losses = _run(family, field, options, given)
     with pyro.get_param_store().scope():
         bound = fmean(_losses(family, options, field, *given, times=4))
         if bound > alone.losses[0] and (closest := independent(hood, alone.marginals)):
@@ -174,26 +175,23 @@ def fit_mixture(
         return family.mixture(field, *given), early + losses
 
 
+def _family(hood: Neighborhood, network: nn.Module, num_samples: int, order: Tensor) -> FieldGuide:
+    """A guide whose first input is the field."""
+    target = lambda field, *_: field  # noqa: E731
+    return FieldGuide(hood, network, target, num_samples=num_samples, order=order)
+
+
 def _run(
+    family: FieldGuide,
     field: RandomField | Callable[[int], RandomField],
-    hood: Neighborhood,
-    network: nn.Module,
     options: Steps,
     given: tuple[Tensor, ...] = (),
-    *,
-    order: Tensor | None,
-    num_samples: int,
     rise: float = 0.0,
-) -> tuple[FieldGuide, RandomField, BestState, list[float]]:
+) -> tuple[RandomField, BestState, list[float]]:
     """Steps of a network whose inputs are the field and what is ``given``. To a single field they
     end in the best state. Interactions ``rise`` from zero over a share of the steps.
     """
-    single = isinstance(field, RandomField)
-    if order is None and isinstance(field, RandomField):
-        order = torch.cat(field.colors())
-    family = FieldGuide(
-        hood, network, lambda target, *_: target, num_samples=num_samples, order=order
-    )
+    hood, network, single = family.hood, family.network, isinstance(field, RandomField)
     optimizer = torch.optim.Adam(network.parameters(), lr=options.lr, betas=(0.9, 0.99))
     elbo, best, every = TraceGraph_ELBO(), BestState(), max(1, options.num_steps // 10)
     target: RandomField | None = None
@@ -221,22 +219,16 @@ def _run(
             return elbo.loss_and_grads(family.model, family.guide, risen, *given)
 
     whole = nn.ModuleDict({"network": network, "best": best})
+    settings: dict[str, Any] = {"field": _tensors(field), "order": family.order}
+    settings["hood"] = hood.num_sources, hood.ptr, hood.source
+    settings["num_samples"] = family.num_samples
     with pyro.get_param_store().scope():
-        losses = options.train(
-            whole,
-            optimizer,
-            backward,
-            rate,
-            field=_tensors(field),
-            order=order,
-            hood=(hood.num_sources, hood.ptr, hood.source),
-            num_samples=num_samples,
-        )
+        losses = options.train(whole, optimizer, backward, rate, **settings)
         target = now(options.num_steps - 1) if target is None else target  # all steps were saved
         if single:
             look()
             best.restore(network.state_dict())
-    return family, target, best, losses
+    return target, best, losses
 
 
 def _losses(family: FieldGuide, options: Steps, *inputs, times: int = 1) -> list[float]:
@@ -251,10 +243,9 @@ def _check_nodes(name: str, field: RandomField, hood: Neighborhood) -> None:
         must = f"the {hood.num_nodes} nodes of hood and no batch dimensions"
         got = f"{field.num_nodes} nodes and batch {tuple(field.batch_shape)}"
         raise ValueError(f"{name} must have {must}, got {got}")
-    unary = (field.rest if isinstance(field, MarginalField) else field).unary
     # A mixture gives no label the probability zero. With 300 nats between terms the KL divergence
     # of a fit is as with 100, with 1,000 a quarter larger, with 10,000 twice as large or more.
-    if (widest := (unary.amax(-1) - unary.amin(-1)).max()) > 500:
+    if (widest := (field.unary.amax(-1) - field.unary.amin(-1)).max()) > 500:
         cure = "for labels that cannot be, give 100 less than the largest term"
         warnings.warn(f"unary of {name} has terms {widest:.0f} nats apart: {cure}", stacklevel=4)
 

@@ -40,8 +40,7 @@ class MarginalGuide(SharedForward):
 
     Parameters as for :class:`MixtureGuide`, and
 
-    :param credit: ``(family, values, *inputs)``, with the values of the target's sites, to zero
-        with a derivative that is added to the bound's; for families whose samples lack theirs.
+    :param family: from ``(hood, *outputs)`` of the network to the distribution.
     """
 
     def __init__(
@@ -53,10 +52,9 @@ class MarginalGuide(SharedForward):
         *,
         site: str = "y",
         name: str = "mixture",
-        credit: Callable[..., Tensor] | None = None,
     ) -> None:
         super().__init__(hood, network, name, family)
-        self.target, self.site, self.credit = target, site, credit
+        self.target, self.site = target, site
 
     def guide(self, *inputs) -> Tensor:
         """The sites of the family; returns its values."""
@@ -67,19 +65,8 @@ class MarginalGuide(SharedForward):
         return pyro.sample(self.site, self.family(self.hood, parameters, logits, *relabel))
 
     def model(self, *inputs) -> Any:
-        """The target, with the factor ``credit`` if there is one."""
-        outputs = self.take(inputs)
-        if self.credit is None or not torch.is_grad_enabled():
-            return self.target(*inputs)
-        family = self.family(self.hood, *outputs)
-        with poutine.trace() as tracer:
-            result = self.target(*inputs)
-        nodes = tracer.trace.nodes.items()
-        values = {
-            key.rpartition("/")[2]: node["value"] for key, node in nodes if node["type"] == "sample"
-        }
-        pyro.factor("credit", self.credit(family, values, *inputs))
-        return result
+        """The target."""
+        return self.target(*inputs)
 
 
 class MixtureGuide(MarginalGuide):
@@ -132,8 +119,6 @@ class MixtureGuide(MarginalGuide):
         Default: one random order, which is tighter than a new one a step.
     :param str site: name of the program's labels, of event shape ``(N,)``, with its scopes.
     :param str name: of the network's parameters in Pyro's store.
-    :param family: from ``(hood, *outputs)`` of the network to a ``NeighborMixture`` or a
-        :class:`~pyro_nmm.MembershipMixture`.
     """
 
     order: Tensor
@@ -147,20 +132,19 @@ class MixtureGuide(MarginalGuide):
         order: Tensor | None = None,
         site: str = "y",
         name: str = "mixture",
-        family: Callable[..., Any] = NeighborMixture,
     ) -> None:
         if isinstance(target, RandomField):
             raise ValueError(f"target is a {type(target).__name__}, no program: use FieldGuide")
-        super().__init__(hood, network, target, family, site=site, name=name)
+        super().__init__(hood, network, target, NeighborMixture, site=site, name=name)
         self.register_buffer("order", as_order(hood, order))
 
     def draw(self, parameters: Any, logits: Tensor, *relabel: Tensor) -> Tensor:
         """Sites ``c`` and ``y``, for an output of the network."""
         family = self.family(self.hood, parameters, logits, *relabel)
-        if isinstance(family, NeighborMixture) and family.relabel is not None:
+        if family.relabel is not None:
+            cure = "leave relabel out, or guide the program by hand"
             raise ValueError(
-                "network and family must be of edges that keep labels, but edges relabel: leave "
-                "relabel out, or guide the program by hand"
+                f"network must be of edges that keep labels, but edges relabel: {cure}"
             )
         c = pyro.sample("c", NeighborChoice(self.hood, logits))
         return pyro.sample(self.site, family.given(c))
@@ -177,7 +161,7 @@ class MixtureGuide(MarginalGuide):
                     f"target has single labels at site {self.site!r}: make the nodes one event, by "
                     f".to_event(1) instead of a plate"
                 )
-            if support.is_discrete and not support.check(untracked(y)[0][0]).all():
+            if not support.check(untracked(y)[0][0]).all():
                 raise ValueError(
                     f"network gives {int(y.max()) + 1} or more labels, but target's site "
                     f"{self.site!r} takes {support}: give both the same num_classes"
@@ -218,15 +202,13 @@ class MixtureGuide(MarginalGuide):
         if not dims or not torch.is_grad_enabled():
             return family.logits.new_zeros(())
         (c, y), _ = untracked(c, y)
-        choice, labels = NeighborChoice(self.hood, family.logits), family.given(c)
-        (choice_log_prob, label_log_prob), _ = untracked(choice.log_prob(c), labels.log_prob(y))
-        log_prob = choice_log_prob + label_log_prob
-        score = choice_log_prob if labels.has_rsample else log_prob
+        parts = NeighborChoice(self.hood, family.logits).log_prob(c), family.given(c).log_prob(y)
+        score = sum(untracked(*parts)[0])
         with torch.no_grad():
             trace.compute_log_prob()
             sites = [s["log_prob"] for s in trace.nodes.values() if s["type"] == "sample"]
             # Costs come with their scales, scores without; a plate's elements have their own.
-            costs = -log_prob * site["scale"]
+            costs = -score * site["scale"]
             for log_prob in untracked(*sites)[0]:
                 outside = [d for d in range(-log_prob.dim(), 0) if d not in frames]
                 costs = costs + (log_prob.sum(outside, keepdim=True) if outside else log_prob)

@@ -4,6 +4,7 @@
 """Communities and links of a graph: the latent feature model, as a Pyro program."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyro
 import torch
@@ -14,11 +15,10 @@ from torch import Size, Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributions import constraints, register_kl
 from torch.nn import functional as F
-from torch_geometric.utils import coalesce, remove_self_loops
+from torch_geometric.utils import coalesce, is_undirected, remove_self_loops
 
 from pyro_nmm.arguments import check_integers, check_positive, check_range, expect
 from pyro_nmm.blocks import rows_at
-from pyro_nmm.caching import LastCall
 from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.distributions.memberships import relaxed_logits
 from pyro_nmm.models.networks import register
@@ -77,7 +77,6 @@ class DGLFRM(nn.Module):
         self.num_nodes, self.num_communities = self.shape = num_nodes, num_communities
         self.num_features, self.concentration, self.name = num_features, concentration, name
         first, second = nn.Linear(num_communities, hidden[0]), nn.Linear(*hidden)
-        self._last_ones = LastCall()
         self.decoder = nn.Sequential(first, nn.LeakyReLU(0.2), second)
         self.features = nn.Linear(num_communities, num_features) if num_features else None
         for layer in filter(None, (first, second, self.features)):
@@ -97,26 +96,12 @@ class DGLFRM(nn.Module):
         :param Tensor held_out: ``(2, P)`` pairs that are left out, in any direction.
         """
         register(self.name, self)
-        return self.given(self.sticks(), edge_index, x, held_out)
-
-    def sticks(self) -> Tensor:
-        """Site ``v``."""
-        # Beta(a, 1), whose density here has no Gamma function to compute.
+        if x is not None:
+            self._check_features(x)
         zero = next(self.parameters()).new_zeros(())
         prior = StickShares(zero + self.concentration, zero + 1.0)
-        return pyro.sample("v", prior.expand(self.shape).to_event(2))
-
-    def given(
-        self,
-        v: Tensor,
-        edge_index: Tensor | None = None,
-        x: Tensor | None = None,
-        held_out: Tensor | None = None,
-    ) -> Tensor:
-        """What depends on the sticks: sites ``s``, ``r``, ``x`` and ``edges``."""
-        self._check_features(x)
+        v = pyro.sample("v", prior.expand(self.shape).to_event(2))
         s = pyro.sample("s", relaxed_logits(stick_logits(v), TEMPERATURE).to_event(2))
-        zero = next(self.parameters()).new_zeros(())
         r = pyro.sample("r", Normal(zero, zero + 1.0).expand(self.shape).to_event(2))
         members = s.sigmoid() * r
         if self.features is not None and x is not None:
@@ -134,9 +119,9 @@ class DGLFRM(nn.Module):
         data: tuple[Tensor, Tensor | None, Tensor | None],
         num_columns: int,
     ) -> Tensor:
-        """``(N,)``: the change of the log-density of :meth:`given` if one node has its row of
-        ``others`` in place of ``s``. It is estimated without bias from all edges and ones, and
-        from the pairs with so many random nodes and features, at :math:`O(N K)` each.
+        """``(N,)``: the change of the log-density of :meth:`model` if one node has its row of
+        ``others`` in place of ``s``. It is estimated without bias from all edges, and from the
+        pairs with so many random nodes and features, at :math:`O(N K)` each.
 
         :param tuple draws: ``v``, ``s``, ``r`` and ``others``.
         :param tuple data: ``edge_index``, ``x`` and ``held_out``.
@@ -148,16 +133,12 @@ class DGLFRM(nn.Module):
         change = scale * graph.swaps(edge_index, self.decoder(swapped), num_columns)
         change = change + (prior.log_prob(others) - prior.log_prob(s)).sum(-1)
         if self.features is not None and x is not None:
-            columns = None
+            columns: Any = slice(None)
             if num_columns < self.num_features:
                 columns = torch.randperm(self.num_features, device=x.device)[:num_columns]
-            both = self._log_features(torch.stack([members, swapped]), x, columns)
-            change = change + both[1] - both[0]
+            old, new = (self._log_features(part, x, columns) for part in (members, swapped))
+            change = change + new - old
         return change
-
-    def link_logits(self, members: Tensor, pairs: Tensor) -> Tensor:
-        """``(..., P)``: log-odds of pairs ``(2, P)`` for ``members``, :math:`b \\odot r`."""
-        return _inner(self.decoder(members), pairs)
 
     def _graph(
         self, members: Tensor, edge_index: Tensor | None, held_out: Tensor | None
@@ -176,39 +157,22 @@ class DGLFRM(nn.Module):
             scale = (1 + 1 / weight) * size**2 / (size**2 - hidden)
         return InnerProductGraph(self.decoder(members), weight, held_out), scale
 
-    def _check_features(self, x: Tensor | None) -> None:
-        if x is None:
-            return
+    def _check_features(self, x: Tensor) -> None:
         expect("x", x, (self.num_nodes, self.num_features), note="(num_nodes, num_features)")
         if pyro.settings.get("validate_distributions_pyro"):
             values = x if x.layout == torch.strided else x.values()
             if not ((values == 0) | (values == 1)).all() or not values.any():
                 raise ValueError("x must hold zeros and ones, not only zeros: for counts, (x > 0)")
 
-    def _log_features(self, members: Tensor, x: Tensor, columns: Tensor | None = None) -> Tensor:
+    def _log_features(self, members: Tensor, x: Tensor, columns: Any = slice(None)) -> Tensor:
         """``(..., N)``: the weighted log-density of every node's features, or of some columns."""
         assert self.features is not None
-        rows, features = self._last_ones.get((x,), lambda: _ones(x))
-        weight, scale = (x.numel() - len(rows)) / len(rows), self.num_nodes / self.num_features
-        layer, width = self.features, self.num_features
-        if columns is None:
-            logits = layer(members)
-        else:
-            logits = F.linear(members, layer.weight[columns], layer.bias[columns])
-            place = features.new_full((width,), -1)
-            place[columns] = torch.arange(len(columns), device=columns.device)
-            rows, features = rows[place[features] >= 0], place[features]
-            features = features[features >= 0]
-            scale, width = scale * width / len(columns), len(columns)
-        ones = logits.flatten(-2).index_select(-1, rows * width + features)
-        gain = weight * F.logsigmoid(ones) + F.softplus(ones)
-        return scale * (-F.softplus(logits).sum(-1)).index_add(-1, rows, gain)
-
-
-def _ones(x: Tensor) -> Tensor:
-    """``(2, number)``: rows and columns of the ones."""
-    entries = x.to_sparse_coo()
-    return entries.indices()[:, entries.values() != 0]
+        x = x.to_dense().to(members.dtype)
+        weight = (x.numel() - x.sum()) / x.sum()
+        logits = F.linear(members, self.features.weight[columns], self.features.bias[columns])
+        ones = x[:, columns].expand_as(logits)
+        loss = F.binary_cross_entropy_with_logits(logits, ones, pos_weight=weight, reduction="none")
+        return -self.num_nodes / ones.shape[-1] * loss.sum(-1)
 
 
 class StickShares(Kumaraswamy):
@@ -240,19 +204,9 @@ def stick_logits(v: Tensor) -> Tensor:
 @register_kl(StickShares, StickShares)
 def _kl_from_beta(p: StickShares, q: StickShares) -> Tensor:
     """Where ``q`` is Beta(alpha, 1), the prior of the sticks (Nalisnick and Smyth, 2017)."""
-    parameters = p.concentration1, p.concentration0, q.concentration1
-    a, b, alpha = (_distinct(parameter) for parameter in parameters)
-    euler = -torch.digamma(torch.ones((), dtype=a.dtype, device=a.device))
-    share = (a - alpha) / a * (-euler - torch.digamma(b) - 1 / b)
-    divergence = share + (a * b).log() - alpha.log() - (b - 1) / b
-    return divergence.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
-
-
-def _distinct(x: Tensor) -> Tensor:
-    """One of the elements that ``expand`` repeats along a dimension."""
-    for dim, stride in enumerate(x.stride()):
-        x = x.narrow(dim, 0, 1) if stride == 0 and x.shape[dim] else x
-    return x
+    a, b, alpha = p.concentration1, p.concentration0, q.concentration1
+    share = (a - alpha) / a * (torch.digamma(a.new_ones(())) - torch.digamma(b) - 1 / b)
+    return share + (a * b).log() - alpha.log() - (b - 1) / b
 
 
 class InnerProductGraph(GraphDistribution):
@@ -282,9 +236,8 @@ class InnerProductGraph(GraphDistribution):
         self, factors: Tensor, weight: float, held_out: Tensor | None = None, *, validate_args=None
     ) -> None:
         self.factors, self.weight, self.num_nodes = factors, weight, factors.shape[-2]
-        self.held_out = None
-        if held_out is not None:
-            self.held_out = _undirected_pairs(held_out, self.num_nodes, "held_out")
+        none = torch.empty(2, 0, dtype=torch.long, device=factors.device)
+        self.held_out = _pairs("held_out", none if held_out is None else held_out, self.num_nodes)
         # Graphs differ in their number of edges: there is no event shape.
         super().__init__(factors.shape[:-2], Size([2, 0]), validate_args=validate_args)
 
@@ -308,15 +261,14 @@ class InnerProductGraph(GraphDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Self-loops and repetitions of edges are ignored."""
         (factors, value), provenance = untracked(self.factors, value)
-        x = _inner(factors, observed_edges(value, self.num_nodes, self.held_out))
+        x = inner(factors, observed_edges(value, self.num_nodes, self.held_out))
         flat = flatten(factors, factors.shape[:-2], 2)
         pairs = torch.stack([_AllPairs.apply(f) for f in flat]).view(factors.shape[:-2])
         norms = factors.square().sum(-1)
         loops = F.softplus(norms) + self.weight * F.logsigmoid(norms)
         log_prob = (self.weight * F.logsigmoid(x) + F.softplus(x)).sum(-1) - pairs
-        if self.held_out is not None:
-            log_prob = log_prob + F.softplus(_inner(factors, self.held_out)).sum(-1)
-        log_prob = log_prob + 0.5 * loops.sum(-1)
+        hidden = F.softplus(inner(factors, self.held_out)).sum(-1)
+        log_prob = log_prob + hidden + 0.5 * loops.sum(-1)
         return track_provenance(log_prob.expand(self.batch_shape), provenance)
 
     def swaps(self, value: Tensor, others: Tensor, num_columns: int) -> Tensor:
@@ -329,13 +281,11 @@ class InnerProductGraph(GraphDistribution):
             columns = torch.randperm(self.num_nodes, device=factors.device)[:num_columns]
             scale = self.num_nodes / num_columns
         edges = observed_edges(value, self.num_nodes, self.held_out)
-        hidden = edges[:, :0] if self.held_out is None else self.held_out
-        both, hidden = (torch.cat([pairs, pairs.flip(0)], 1) for pairs in (edges, hidden))
-        chosen, size = factors[columns], max(1, BLOCK // len(columns))
+        both, hidden = (torch.cat([pairs, pairs.flip(0)], 1) for pairs in (edges, self.held_out))
+        chosen = factors[columns]
 
         def score(vectors: Tensor) -> Tensor:
-            rows = vectors.split(size)
-            total = -scale * torch.cat([F.softplus(row @ chosen.T).sum(1) for row in rows])
+            total = -scale * F.softplus(vectors @ chosen.T).sum(1)
             total[columns] += scale * F.softplus((vectors[columns] * chosen).sum(1))
             x, y = ((vectors[i] * factors[j]).sum(1) for i, j in (both, hidden))
             total.index_add_(0, both[0], self.weight * F.logsigmoid(x) + F.softplus(x))
@@ -345,30 +295,25 @@ class InnerProductGraph(GraphDistribution):
         return score(others) - score(factors)
 
 
-def _undirected_pairs(pairs: Tensor, num_nodes: int, name: str) -> Tensor:
+def _pairs(name: str, pairs: Tensor, num_nodes: int) -> Tensor:
     """``(2, P)`` with the smaller node first, each pair once, without self-loops; sorted."""
     expect(name, pairs, (2, "P"), kind="integers")
     check_range(name, pairs, num_nodes)
-    return _distinct_pairs(pairs.long().sort(0).values, num_nodes)
+    return coalesce(remove_self_loops(pairs.long().sort(0).values)[0], num_nodes=num_nodes)
 
 
 def observed_edges(edge_index: Tensor, num_nodes: int, held_out: Tensor | None) -> Tensor:
-    """``(2, E)``: as :func:`_undirected_pairs`, the edges that are not held out."""
-    edges = _undirected_pairs(edge_index, num_nodes, "edge_index")
-    if 2 * edges.shape[1] != _distinct_pairs(edge_index.long(), num_nodes).shape[1]:
+    """``(2, E)``: as :func:`_pairs`, the edges that are not held out."""
+    edges = _pairs("edge_index", edge_index, num_nodes)
+    if not is_undirected(coalesce(edge_index.long(), num_nodes=num_nodes), num_nodes=num_nodes):
         raise ValueError("edge_index needs both directions of every edge: use PyG's to_undirected")
     if held_out is None:
         return edges
-    hidden = _undirected_pairs(held_out, num_nodes, "held_out")
+    hidden = _pairs("held_out", held_out, num_nodes)
     return edges[:, ~torch.isin(*(pairs[0] * num_nodes + pairs[1] for pairs in (edges, hidden)))]
 
 
-def _distinct_pairs(pairs: Tensor, num_nodes: int) -> Tensor:
-    """Each pair once, without self-loops; sorted."""
-    return coalesce(remove_self_loops(pairs)[0], num_nodes=num_nodes)
-
-
-def _inner(factors: Tensor, pairs: Tensor) -> Tensor:
+def inner(factors: Tensor, pairs: Tensor) -> Tensor:
     """``(..., P)``: inner products of pairs of rows."""
     return torch.mul(*(rows_at(factors, nodes) for nodes in pairs)).sum(-1)
 

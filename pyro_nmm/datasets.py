@@ -1,9 +1,8 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Data for the tutorials, splits of nodes, and batches of seed nodes."""
+"""Data for the tutorials, and splits of nodes."""
 
-import copy
 import importlib
 import threading
 from collections.abc import Iterator
@@ -16,24 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import (
-    from_scipy_sparse_matrix,
-    index_to_mask,
-    k_hop_subgraph,
-    to_undirected,
-)
+from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
-from pyro_nmm.arguments import (
-    as_edges,
-    as_expected,
-    as_tensor,
-    check_finite,
-    check_ids,
-    check_integers,
-    check_range,
-)
+from pyro_nmm.arguments import check_finite, check_integers
 
-__all__ = ["digits", "inner_edges", "letters", "random_split", "seed_batch"]
+__all__ = ["digits", "letters", "random_split"]
 
 #: Held by the thread whose seed is in torch's global generator.
 _SEEDED = threading.RLock()
@@ -123,59 +109,3 @@ def random_split(data: Data, train: float, val: float, test: float, seed: int) -
         mask = index_to_mask(nodes, size)
         data[name + "_mask"] = mask if data.y is None else mask.to(data.y.device)
     return data
-
-
-def inner_edges(edge_index: Tensor, mask: Tensor) -> Tensor:
-    """``(2, P)``: the pairs of adjacent nodes of ``mask``, each once, without self-loops.
-
-    >>> edge_index = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 3, 3]])
-    >>> inner_edges(edge_index, torch.tensor([True, True, True, False]))
-    tensor([[0, 1],
-            [1, 2]])
-    """
-    edge_index, mask = (
-        as_edges("edge_index", edge_index),
-        as_expected("mask", mask, ("N",), kind="mask"),
-    )
-    check_range("edge_index", edge_index, len(mask), cure=", the nodes of mask")
-    pairs = edge_index.sort(0).values
-    return pairs[:, mask[pairs].all(0) & (pairs[0] < pairs[1])].unique(dim=1)
-
-
-def seed_batch(data: Data, seeds: Tensor, num_hops: int) -> Data:
-    r"""The seed nodes and all nodes within ``num_hops`` edges of them, as PyG's ``NeighborLoader``:
-
-    .. math::
-
-        B_0 = \text{seeds}, \qquad B_{h} = B_{h-1} \cup \bigcup_{i \in B_{h-1}} n(i),
-
-    with all edges into :math:`B_{H-1}`. A network of ``L`` layers needs ``num_hops = L + 1``.
-
-    >>> chain = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
-    >>> data = Data(x=torch.arange(5.0)[:, None], edge_index=chain, y=torch.arange(5))
-    >>> batch = seed_batch(data, torch.tensor([3]), num_hops=2)
-    >>> batch.n_id, batch.edge_index, batch.batch_size
-    (tensor([3, 1, 2]), tensor([[1, 2],
-            [2, 0]]), 1)
-
-    :param Tensor seeds: ``(S,)`` distinct node ids.
-    :return: the batch, whose first nodes are the seeds. ``batch_size`` is ``S``, ``n_id`` and
-        ``e_id`` hold ids in ``data``. Cost: :math:`O(H (N + E))`.
-    """
-    check_integers(1, num_hops=num_hops)
-    data = copy.copy(data)
-    data.edge_index = as_edges("data.edge_index", data.edge_index)
-    seeds, size = as_tensor("seeds", seeds, data.edge_index.device), data.num_nodes
-    check_ids("seeds", seeds, ("S",), size, note="of a mask take mask.nonzero()[:, 0]")
-    seeds = seeds.long()
-    if len(seeds.unique()) < len(seeds):
-        raise ValueError("seeds must be distinct: a node has one label only")
-    reached, inner = (
-        k_hop_subgraph(seeds, hops, data.edge_index, num_nodes=size)[0]
-        for hops in (num_hops, num_hops - 1)
-    )
-    nodes = torch.cat([seeds, reached[~torch.isin(reached, seeds)]])
-    inside = torch.isin(data.edge_index[1], inner)
-    batch = data.edge_subgraph(inside).subgraph(nodes)
-    batch.batch_size, batch.n_id, batch.e_id = len(seeds), nodes, inside.nonzero()[:, 0]
-    return batch

@@ -17,12 +17,10 @@ FALLS = {
         NormalEmission.log_prob(data: a row more | no row)
         PairwiseMRF.log_potential(value: a row more | no row)
         StackedNMM.fit(train: no row)
-        inner_edges(mask: a row more)
         ising(field: a row more)
         ising_posterior(image: a row more)
         points(positions: a row more)
         potts(unary: a row more)
-        seed_batch(seeds: no row)
     """,
     "another graph that fits": """
         AmortizedNMM.__init__(hood: another graph)

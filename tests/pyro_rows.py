@@ -181,9 +181,9 @@ def at_labels(means, y):
 class Located(Measured):
     """The means of labels are a site, below which ``write`` has the measurements."""
 
-    def __init__(self, write=lambda means, y: measure(at_labels(means, y)), factor=1.0):
+    def __init__(self, write=lambda means, y: measure(at_labels(means, y))):
         super().__init__()
-        self.write, self.factor = write, factor
+        self.write = write
 
     def means(self):
         return pyro.sample("means", dist.Normal(LOCS, 0.3).to_event(1))  # (..., 2)
@@ -194,4 +194,4 @@ class Located(Measured):
 
     def evidence(self):
         law = dist.Normal(self.means()[..., None, :], 0.5)
-        return self.factor * law.log_prob(X[:, None])
+        return law.log_prob(X[:, None])

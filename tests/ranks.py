@@ -20,8 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.utils import barabasi_albert_graph
 
-from pyro_nmm.datasets import seed_batch
-
 WORLD, STEPS = 2, 20
 #: Seeds of the steps, the last of which leaves a process without any.
 SIZES = [8] * (STEPS - 2) + [5, 1]
@@ -46,7 +44,7 @@ def part(loss, data, step, rank):
     pyro.set_rng_seed(1 + WORLD * step + rank)
     generator = torch.Generator().manual_seed(step)
     seeds = torch.randperm(80, generator=generator)[: SIZES[step]]
-    return loss(seed_batch(data, seeds[rank::WORLD], 3), total=len(seeds) / WORLD)
+    return loss(EXAMPLE.seed_batch(data, seeds[rank::WORLD], 3), total=len(seeds) / WORLD)
 
 
 def gradients(loss):

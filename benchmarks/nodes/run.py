@@ -17,10 +17,11 @@ from benchmarks import on_top
 from benchmarks.nodes import fits
 from benchmarks.nodes.fits import DEFAULT, calibrated, chosen, evaluate, fit, load, stack
 from benchmarks.nodes.spn import measure
+from benchmarks.shared.graphs import inner_edges
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import timed
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.datasets import inner_edges, random_split
+from pyro_nmm.datasets import random_split
 from pyro_nmm.guides import Chains
 from pyro_nmm.models import Compatibility, compatibility
 

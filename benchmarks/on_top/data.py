@@ -23,11 +23,11 @@ from torch_geometric.nn import GCN, GATConv, Sequential
 from torch_geometric.utils import index_to_mask, to_undirected
 
 from benchmarks.shared.backbones import RandomInput, mlp
-from benchmarks.shared.graphs import planetoid
+from benchmarks.shared.graphs import inner_edges, planetoid
 from benchmarks.shared.records import Records
 from benchmarks.shared.training import steps
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets import digits, inner_edges
+from pyro_nmm.datasets import digits
 
 NUM_FOLDS, NUM_EPOCHS = 3, 2000
 HETEROPHILOUS = ["texas", "cornell", "wisconsin", "actor", "minesweeper", "tolokers"]

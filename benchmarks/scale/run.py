@@ -19,6 +19,7 @@ from torch_geometric.utils import index_to_mask
 from benchmarks.nodes import backbone, load, nmm_network
 from benchmarks.scale import paths, speed
 from benchmarks.scale.speed import seconds
+from benchmarks.shared.graphs import inner_edges
 from benchmarks.shared.records import Records, command
 from benchmarks.shared.timing import timed
 from benchmarks.shared.training import (
@@ -27,7 +28,7 @@ from benchmarks.shared.training import (
     train_nmm,
 )
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.datasets import inner_edges, random_split
+from pyro_nmm.datasets import random_split
 from pyro_nmm.guides import AmortizedNMM
 
 

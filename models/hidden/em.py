@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_all, expect_device
 from pyro_nmm.fitting import Steps, with_gradients, with_options
 from pyro_nmm.graph_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
-from pyro_nmm.models.hidden.field import FieldPrior, HiddenField
-from pyro_nmm.models.hidden.known import allowed_labels, start_of
+from pyro_nmm.models.hidden.field import FieldPrior, HiddenField, allowed_labels
 from pyro_nmm.ops.entries import Draw, Entries, evidence_entries
 from pyro_nmm.ops.gibbs import SweepRecord, Sweeps, left_out, sweeps
 from pyro_nmm.ops.sampling import draw_entries
@@ -228,10 +228,23 @@ class FieldChains:
         )  # fmt: skip
 
 
+def _start(chains: FieldChains) -> Values:
+    """The emission's start. Known labels, if any, give names to labels that have none: the start
+    is then an M-step with the nodes whose labels are known."""
+    emission, data, known = chains.emission, chains.data, chains.known
+    values = emission.start(data, chains.hood)
+    if known is None or getattr(emission, "named", False):
+        return values
+    probs = one_hot(known.clamp(min=0).long(), emission.num_labels) * (known >= 0)[:, None]
+    of_known = emission.maximise(data, probs.to(next(iter(values.values()))), values)
+    # Types have no names, and all nodes tell more about them than the known ones.
+    return values | {"types": of_known["types"]} if "types" in values else of_known
+
+
 def _fit(chains: FieldChains, turn: int, options: FieldRun) -> State:
     """Expectation maximisation from one start."""
     emission, half = chains.emission, options.num_steps // 2
-    values = start_of(emission, chains.data, chains.hood, chains.known)
+    values = _start(chains)
     probs = torch.zeros_like(evidence := chains.evidence(values))
     prior = FieldPrior(emission.num_labels, chains.edge_attr).to(evidence)
     # From flat attention a fit may turn to the wrong side for good, so other starts lean.

@@ -13,9 +13,8 @@ from pyro.distributions import Unit
 from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_tensor, check_integers, expect
+from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_all
 from pyro_nmm.models.hidden.emissions import Emission, Values
-from pyro_nmm.models.hidden.known import allowed_labels
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.ops.gibbs import SweepRecord
 
@@ -135,6 +134,22 @@ def hidden_field(
     log_prior = getattr(prior, "log_prior", lambda: 0.0)()
     pyro.factor("prior", log_prior + emission.log_prior(values, data))
     return y
+
+
+def allowed_labels(known: Tensor | None, hood: Neighborhood, num_labels: int) -> Tensor:
+    """``(N, C)`` evidence of labels ``(N,)``: zero where unknown (-1) and for the known label, else
+    minus infinity."""
+    allowed = torch.zeros(hood.num_nodes, num_labels, device=hood.device)
+    if known is None:
+        return allowed
+    if known.dtype == torch.bool:
+        cure = "torch.where(mask, y, -1)"
+        raise ValueError(f"known must hold labels, -1 where unknown, not a mask: pass {cure}")
+    known = expect("known", known, (hood.num_nodes,), kind="labels", like=hood)
+    good = (known >= -1) & (known < num_labels)
+    expect_all("known", known, good, f"lie in 0..{num_labels - 1}, or be -1 where unknown")
+    other = known[:, None] != torch.arange(num_labels, device=hood.device)
+    return allowed.masked_fill(other & (known >= 0)[:, None], -torch.inf)
 
 
 @dataclass(frozen=True)

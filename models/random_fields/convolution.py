@@ -9,12 +9,7 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.graph_arguments import check_hood
-from pyro_nmm.models.random_fields.pairwise import (
-    PairwiseMRF,
-    check_field,
-    coarseness,
-    grid_edges,
-)
+from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field, coarseness, grid_edges
 
 
 class ConvolutionalNMM(nn.Module):
@@ -29,10 +24,9 @@ class ConvolutionalNMM(nn.Module):
 
     each with a layer of ``channels`` filters of ``kernel x kernel``, ReLU and a layer of
     1 x 1. :math:`X`, ``(2 C + 5, height, width)``, holds for every pixel the unary terms, the
-    strengths towards the right and below, and logarithms of given marginals. With ``groups`` (not
-    in the paper) it also holds the groups of :func:`~pyro_nmm.models.coarse_to_fine`, in whose
-    order the NMM is best fitted. The last layers start at zero, so that a
-    :class:`MeanFieldCorrection` starts at the mean field.
+    strengths towards the right and below, logarithms of given marginals and, not in the paper, the
+    groups of :func:`~pyro_nmm.models.coarse_to_fine`, in whose order the NMM is best fitted. The
+    last layers start at zero, so that a :class:`MeanFieldCorrection` starts at the mean field.
 
     >>> from pyro_nmm.models import ising
     >>> field = ising(grid_edges(5, 6), coupling=0.4, field=torch.zeros(30))
@@ -44,21 +38,19 @@ class ConvolutionalNMM(nn.Module):
     """
 
     def __init__(
-        self, radius: int, num_classes: int = 2, *, channels: int = 128, kernel: int = 11,
-        groups: bool = True,
-    ) -> None:  # fmt: skip
+        self, radius: int, num_classes: int = 2, *, channels: int = 128, kernel: int = 11
+    ) -> None:
         super().__init__()
         check_integers(0, radius=radius)
         check_integers(1, channels=channels, kernel=kernel)
         check_integers(2, num_classes=num_classes)
         if kernel % 2 == 0:
             raise ValueError(f"kernel must be odd, so that outputs stand on pixels, got {kernel}")
-        self.radius, self.num_classes, self.groups = radius, num_classes, groups
+        self.radius, self.num_classes = radius, num_classes
         side = 2 * radius + 1
 
         def branch(width: int) -> nn.Sequential:
-            planes = 2 * num_classes + (5 if groups else 2)
-            first = nn.Conv2d(planes, channels, kernel, padding=kernel // 2)
+            first = nn.Conv2d(2 * num_classes + 5, channels, kernel, padding=kernel // 2)
             return nn.Sequential(first, nn.ReLU(), nn.Conv2d(channels, width, 1))
 
         self.labels, self.attention = branch(num_classes), branch(side * side)
@@ -106,11 +98,9 @@ class ConvolutionalNMM(nn.Module):
         strength, towards = field.strength.expand(edges.shape[1]), unary.new_zeros(2, *shape)
         towards[0, :, :-1] = strength[:across].view(height, width - 1)
         towards[1, :-1] = strength[across:].view(height - 1, width)
-        planes = [unary, log_marginals, towards]
-        if self.groups:
-            groups = nn.functional.one_hot(coarseness(*shape, edges.device), 3)
-            planes.append(groups.T.reshape(3, *shape).to(unary))
-        return torch.cat(planes)[None], width
+        groups = nn.functional.one_hot(coarseness(*shape, edges.device), 3)
+        groups = groups.T.reshape(3, *shape).to(unary)
+        return torch.cat([unary, log_marginals, towards, groups])[None], width
 
 
 def _bounded(x: Tensor) -> Tensor:

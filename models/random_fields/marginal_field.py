@@ -79,6 +79,7 @@ class MarginalField(GraphDistribution):
 
     nodes: Tensor  #: ``(num_nodes,)`` ids, in the field, of the nodes that stay
     others: Tensor  #: ``(N - num_nodes,)`` of those summed out
+    unary: Tensor  #: ``(num_nodes, C)`` terms of the field
 
     def __init__(self, field: PairwiseMRF, stay: Tensor | None = None) -> None:
         check_field(field)
@@ -103,8 +104,8 @@ class MarginalField(GraphDistribution):
         self.num_nodes, self.num_classes = len(self.nodes), field.num_classes
         place, inside = stay.cumsum(0) - 1, stay[field.edges].all(0)
         strength = field.strength.expand(field.num_edges)
-        unary, interaction = field.unary[self.nodes], field.interaction
-        self.rest = PairwiseMRF(place[field.edges[:, inside]], unary, strength[inside], interaction)
+        self.unary, edges = field.unary[self.nodes], place[field.edges[:, inside]]
+        self.rest = PairwiseMRF(edges, self.unary, strength[inside], field.interaction)
         self.stars = tuple(self._stars(place, strength, degree[self.others]))
         super().__init__(Size(), Size([self.num_nodes]), validate_args=False)
 
@@ -145,7 +146,7 @@ class MarginalField(GraphDistribution):
         """
         check_integers(2, num_samples=num_samples)
         check_plain("expected_potential", mixture.batch_shape)
-        check_mixture(mixture, self.rest.unary)
+        check_mixture(mixture, self.unary)
         (alpha, logits), provenance = untracked(mixture.alpha, mixture.logits)
         choice = NeighborChoice(mixture.hood, logits, validate_args=False)
         chosen = choice.sample((num_samples,))
@@ -161,22 +162,14 @@ class MarginalField(GraphDistribution):
             total = total + (terms + above * (score - score.detach())).sum() / num_samples
         return track_provenance(total, provenance)
 
-    def conditional(self, value: Tensor) -> Tensor:
-        """``(..., len(others), C)``: independent distributions of the others, given labels."""
-        value = check_labels(self.rest, value, "a label for each node that stays")
-        logits = [star.rows(value, star.logits) for star in self.stars]
-        none = self.field.unary.new_zeros(*value.shape[:-1], 0, self.num_classes)
-        place = torch.cat([self.others[:0], *(star.nodes for star in self.stars)]).argsort()
-        return torch.cat([none, *logits], -2).index_select(-2, place).softmax(-1)
-
     @torch.no_grad()
     def complete(self, value: Tensor) -> Tensor:
         """``(..., N)``: labels ``(..., num_nodes)``, and draws of the others given them."""
-        others = Categorical(self.conditional(value)).sample()
         value = check_labels(self.rest, value, "a label for each node that stays")
-        # The order of the nodes after the two sets, and with this its inverse.
-        place = torch.cat([self.nodes, self.others]).argsort()
-        return torch.cat([value, others], -1).index_select(-1, place)
+        drawn = [Categorical(logits=star.rows(value, star.logits)).sample() for star in self.stars]
+        # Where each node stands among those that stay and the stars; with this the inverse.
+        place = torch.cat([self.nodes, *(star.nodes for star in self.stars)]).argsort()
+        return torch.cat([value, *drawn], -1).index_select(-1, place)
 
     def colors(self) -> list[Tensor]:
         """Sets of places among the nodes that stay without an interaction inside."""

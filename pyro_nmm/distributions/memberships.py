@@ -10,7 +10,6 @@ import torch
 from pyro.distributions import Independent, Logistic
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributions import constraints
 from torch.nn import functional as F
 
@@ -58,8 +57,8 @@ class MembershipMixture(GraphDistribution):
     **Gradient.** Samples are reparameterised, exactly towards :math:`\lambda`. ``estimator`` sets
     the derivatives towards the attention. ``"linear"`` takes the loss to be linear between
     neighbours, :math:`\partial s_i / \partial L_{ij} = \lambda_j / \tau`: biased, of little
-    variance. ``"detached"`` leaves them to the caller. With the choices as a site of their own,
-    :class:`~pyro_nmm.guides.MixtureGuide` is unbiased.
+    variance. ``"detached"`` leaves them to the caller, such as
+    :class:`~pyro_nmm.guides.DGLFRMGuide`.
 
     >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     >>> mixture = MembershipMixture(hood, torch.randn(2, 5), torch.zeros(hood.num_edges))
@@ -113,8 +112,8 @@ class MembershipMixture(GraphDistribution):
         chosen = self.log_odds.expand(*batch, -1, -1).gather(-2, index)
         return relaxed_logits(chosen, self.temperature).to_event(2)
 
-    def choices(self, value: Tensor, order: Tensor | None = None) -> NeighborChoice:
-        """The choices given ``s``: independent, so that there is no need for an ``order``."""
+    def choices(self, value: Tensor) -> NeighborChoice:
+        """The choices given ``s``, independent of each other."""
         scores = self.logits + self._log_densities(value, self.log_odds)
         return NeighborChoice(self.hood, scores, validate_args=False)
 
@@ -132,12 +131,19 @@ class MembershipMixture(GraphDistribution):
         """``(*sample_shape, ..., N, K)``: reparameterised draws, see ``estimator``."""
         batch = self._extended_shape(Size(sample_shape))[:-2]
         (log_odds, logits), provenance = untracked(self.log_odds, self.logits)
+        hood = self.hood
         with torch.no_grad():
-            choice = NeighborChoice(self.hood, logits, validate_args=False)
-            value, _ = untracked(self.given(choice.expand(batch).sample()).sample())
-        log_attention = self.hood.log_softmax(logits).expand(*batch, -1)
-        value = _Reparameterised.apply(*value, log_odds.expand(*batch, -1, -1), log_attention, self)
-        return track_provenance(value, provenance)
+            choice = NeighborChoice(hood, logits, validate_args=False)
+            (value,), _ = untracked(self.given(choice.expand(batch).sample()).sample())
+            log_joint = hood.log_softmax(logits) + self._log_densities(value, log_odds)
+            share = hood.softmax(log_joint)
+        if self.estimator == "linear":
+            attention = hood.softmax(logits)
+            share = share + attention - attention.detach()
+        # Zero, whose derivatives are those of the draws.
+        moved = share[..., None] * rows_at(log_odds, hood.source) / self.temperature
+        moved = torch.zeros_like(value).index_add(-2, hood.row, moved - moved.detach())
+        return track_provenance(value + moved, provenance)
 
     def _log_densities(self, value: Tensor, log_odds: Tensor) -> Tensor:
         """``(..., E)``: of each row's vector under each of its neighbours' log-odds."""
@@ -150,29 +156,3 @@ class MembershipMixture(GraphDistribution):
         log_densities = linear - 2 * curved + value.shape[-1] * math.log(self.temperature)
         # Log densities are at most -curved, and inf - inf would be NaN.
         return log_densities.masked_fill(curved.isinf(), -torch.inf)
-
-
-class _Reparameterised(torch.autograd.Function):
-    """Samples with derivatives towards the log-odds and the logarithm of the attention."""
-
-    @staticmethod
-    def forward(ctx, value: Tensor, log_odds: Tensor, log_attention: Tensor, mixture) -> Tensor:
-        ctx.mixture = mixture
-        ctx.save_for_backward(value, log_odds, log_attention)
-        return value.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, upstream: Tensor):
-        value, log_odds, log_attention = ctx.saved_tensors
-        mixture, hood = ctx.mixture, ctx.mixture.hood
-        g = rows_at(upstream / mixture.temperature, hood.row)
-        log_joint = log_attention + mixture._log_densities(value, log_odds)
-        posterior = hood.log_softmax(log_joint).exp()
-        grad_odds = torch.zeros_like(log_odds)
-        grad_odds.index_add_(-2, hood.source, posterior[..., None] * g)
-        if mixture.estimator == "detached":
-            return None, grad_odds, None, None
-        # Towards the attention itself, and from there to its logarithm.
-        slope = (rows_at(log_odds, hood.source) * g).sum(-1)
-        return None, grad_odds, log_attention.exp() * slope, None

@@ -148,7 +148,7 @@ def half_field(there):
         PairwiseMRF(*there(field.edges, field.unary, field.strength, field.interaction))
     )
     y = there(torch.tensor([0, 1, 1, 0, 1, 1]))
-    return [half.nodes, half.log_potential(y), half.conditional(y), *half.colors()]
+    return [half.nodes, half.log_potential(y), *half.colors()]
 
 
 def levels(there):

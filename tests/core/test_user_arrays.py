@@ -10,7 +10,6 @@ import pytest
 import torch
 from emissions import FEATURES
 from graphs import shared_sources
-from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
 from pyro_nmm import (
@@ -20,7 +19,6 @@ from pyro_nmm import (
     sources,
 )
 from pyro_nmm.arguments import as_tensor
-from pyro_nmm.datasets import seed_batch
 from pyro_nmm.guides import DGLFRMGuide, fit_links, mean_field
 from pyro_nmm.labels import as_array, check_names, in_label_order, is_missing
 from pyro_nmm.models import (
@@ -55,7 +53,6 @@ CALLS = {
     "counts": lambda as_: mixture().condition(Y, MASK).counts([as_(TWO)], 1),
     "edge_values": lambda as_: edge_values(HOOD, as_(EDGES), torch.ones(6), fill_value=0.0),
     "StackedNMM": lambda as_: StackedNMM(2)(HOOD, SCORES, as_(Y), as_(TWO))[0],
-    "seed_batch": lambda as_: seed_batch(Data(SCORES, EDGES), as_(TWO), 1).n_id,
     "find": lambda as_: HOOD.find(as_(torch.stack([Y, 1 - Y]))),
     "Annotators": lambda as_: Annotators(2).fit(as_(EDGES), Y[:, None].expand(4, 2), **SHORT).probs,
 }
@@ -85,7 +82,6 @@ OF_NUMBERS = {
 #: Of these only tensors are taken.
 OF_TENSORS = {
     "condition": lambda as_: mixture().condition(as_(Y), MASK).marginals(),
-    "edges of data": lambda as_: seed_batch(Data(SCORES, as_(EDGES)), TWO, 1).n_id,
     "log_potential": lambda as_: ising(PAIRS, 0.3, torch.ones(4)).log_potential(as_(Y)),
 }
 WIDE = torch.uint16, torch.uint32, torch.uint64

@@ -15,7 +15,6 @@ from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.datasets import seed_batch
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import NMMNetwork
 
@@ -64,7 +63,7 @@ def test_hops_by_loops(num_hops):
     near = [set(SEEDS.tolist())]
     for _ in range(num_hops):
         near.append(near[-1] | {j for j, i in data.edge_index.T.tolist() if i in near[-1]})
-    batch = seed_batch(data, SEEDS, num_hops)
+    batch = EXAMPLE.seed_batch(data, SEEDS, num_hops)
     assert torch.equal(torch.get_rng_state(), state)
     assert batch.n_id.tolist() == SEEDS.tolist() + sorted(near[-1] - near[0])
     edges = [e for e, i in enumerate(data.edge_index[1].tolist()) if i in near[-2]]
@@ -78,9 +77,9 @@ def test_hops_by_loops(num_hops):
 def test_a_batch_is_exact():
     data, network = graph(), Sage()
     whole, of_seeds = exact(network, data, SEEDS), torch.arange(4)
-    torch.testing.assert_close(exact(network, seed_batch(data, SEEDS, 3), of_seeds), whole)
+    torch.testing.assert_close(exact(network, EXAMPLE.seed_batch(data, SEEDS, 3), of_seeds), whole)
     # The network's own hops count: a source at the border has an alpha of its features alone.
-    assert abs(exact(network, seed_batch(data, SEEDS, 2), of_seeds) - whole) > 1e-3
+    assert abs(exact(network, EXAMPLE.seed_batch(data, SEEDS, 2), of_seeds) - whole) > 1e-3
 
 
 def test_loss_and_gradient_are_those_of_the_whole_graph():
@@ -97,27 +96,16 @@ def test_loss_and_gradient_are_those_of_the_whole_graph():
     whole = elbo.differentiable_loss(model, guide, data.x, data.edge_index, **known)
     wanted = gradient(whole, network)
     pyro.set_rng_seed(1)
-    loss = EXAMPLE.SeedLoss(network, 4)(seed_batch(data, seeds, 3), total=4)
+    loss = EXAMPLE.SeedLoss(network, 4)(EXAMPLE.seed_batch(data, seeds, 3), total=4)
     torch.testing.assert_close(loss, whole)
     torch.testing.assert_close(gradient(loss, network), wanted)
 
 
 def test_a_batch_without_seeds():
     """It adds nothing, but every parameter has a gradient, for which other processes wait."""
-    network, batch = Sage(), seed_batch(graph(), SEEDS[:0], 3)
+    network, batch = Sage(), EXAMPLE.seed_batch(graph(), SEEDS[:0], 3)
     value = EXAMPLE.SeedLoss(network, 4)(batch, total=2)
     assert value == 0
     assert torch.equal(
         gradient(value, network), torch.zeros(sum(map(torch.numel, network.parameters())))
     )
-
-
-@pytest.mark.parametrize(("message", "seeds", "options"), [
-    ("seeds must be distinct", torch.tensor([1, 1]), {}),
-    (r"seeds holds node id -1, but ids lie in 0\.\.59", torch.tensor([-1]), {}),
-    ("of a mask take", torch.ones(60, dtype=torch.bool), {}),
-    ("num_hops must be an integer of at least 1", SEEDS, {"num_hops": 0}),
-])  # fmt: skip
-def test_refused(message, seeds, options):
-    with pytest.raises(ValueError, match=message):
-        seed_batch(graph(), seeds, **{"num_hops": 2} | options)

@@ -17,7 +17,6 @@ from torch_geometric.datasets import KarateClub
 from torch_geometric.nn import GCN
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets import inner_edges
 from pyro_nmm.guides import (
     AmortizedNMM,
     DGLFRMGuide,
@@ -92,7 +91,7 @@ def labelled(label):
 
 INTEGER, POSITIVE = "must be an integer of at least", "must be positive and finite, got"
 STARTS = r"starts must (have shape \(S, 9, 2\)|be probabilities|be a floating-point tensor.*), got"
-EVEN, SPARSE = torch.full((1, 9, 2), 0.5), torch.eye(12).to_sparse_csr()
+EVEN = torch.full((1, 9, 2), 0.5)
 #: Data, and the message.
 BAD_DATA = [
     *((lambda name=name: without(name), rf"data must have {name}, got Data")
@@ -130,9 +129,6 @@ FITS = [
       for name, wrong in (("num_sweeps", 0), ("tolerance", math.nan))),
     *((lambda starts: mean_field(field(), starts), {"starts": wrong}, STARTS)
       for wrong in (EVEN[0].numpy(), EVEN[0], EVEN * math.nan, -EVEN, EVEN.long())),
-    (inner_edges, {"edge_index": ring().edge_index, "mask": torch.tensor([0, 1])},
-     "mask must be a boolean mask"),
-    (inner_edges, {"edge_index": SPARSE, "mask": ring().train_mask}, "edge_index must"),
 ]  # fmt: skip
 
 OTHER, GRID = Neighborhood(EDGES, 8), ising(grid_edges(2, 3), 0.4, torch.zeros(6))

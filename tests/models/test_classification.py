@@ -10,7 +10,7 @@ from torch_geometric.nn import GCN
 
 from benchmarks.shared.backbones import RandomInput, appnp, gat, gcn, mlp
 from pyro_nmm import Neighborhood
-from pyro_nmm.datasets import digits, inner_edges, random_split
+from pyro_nmm.datasets import digits, random_split
 from pyro_nmm.guides import fit_nmm
 from pyro_nmm.models import NMMNetwork, temperature_scaling
 
@@ -36,14 +36,6 @@ def test_random_splits_share_test_nodes_and_are_nested():
     assert not torch.equal(random_split(data, 0.2, 0.1, 0.3, seed=5).test_mask, small.test_mask)
     with pytest.raises(ValueError, match="sum to at most 1"):
         random_split(data, 0.8, 0.1, 0.3, seed=0)
-
-
-def test_inner_edges():
-    edge_index = torch.tensor([[0, 1, 1, 2, 2, 2], [1, 0, 2, 1, 2, 0]])
-    mask = torch.tensor([False, True, True])
-    assert inner_edges(edge_index, mask).tolist() == [[1], [2]]
-    for directed in ([[2], [1]], [[2, 1, 2], [1, 2, 1]]):
-        assert inner_edges(torch.tensor(directed), mask).tolist() == [[1], [2]]
 
 
 @pytest.mark.parametrize("build", [gcn, gat, appnp, mlp])

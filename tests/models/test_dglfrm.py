@@ -17,15 +17,16 @@ from pyro.optim import Adam
 from scipy.integrate import quad
 from scipy.stats import kstest
 from torch.distributions import kl_divergence
-from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu, logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_undirected
 
-from pyro_nmm import NeighborChoice, Neighborhood
+from pyro_nmm import MembershipMixture, NeighborChoice, Neighborhood
 from pyro_nmm.distributions.memberships import relaxed_logits
 from pyro_nmm.guides import DGLFRMGuide
 from pyro_nmm.models import DGLFRM, dglfrm
 from pyro_nmm.models.dglfrm import InnerProductGraph, StickShares, stick_logits
+from pyro_nmm.models.networks import attention_scores
 
 NUM_NODES, NUM_FEATURES, NUM_COMMUNITIES = 6, 5, 3
 
@@ -214,8 +215,8 @@ def test_swaps():
     v, s, others, r = torch.rand(6, 3), *torch.randn(3, 6, 3)
 
     def log_density(s):
-        program = poutine.condition(target.given, {"s": s, "r": r})
-        return poutine.trace(program).get_trace(v, edge_index, x, held_out).log_prob_sum()
+        program = poutine.condition(target.model, {"v": v, "s": s, "r": r})
+        return poutine.trace(program).get_trace(edge_index, x, held_out).log_prob_sum()
 
     expected = []
     for node in range(NUM_NODES):
@@ -236,19 +237,19 @@ def enumerated(pair, edge_index, x, held_out):
     target, hood = pair.target, pair.hood
     sticks = StickShares(*pair.encoder.sticks(target.concentration)).expand(target.shape)
     v = sticks.rsample()
-    outputs, logits = pair.encoder(hood, v, edge_index, x)
+    mean, log_scale, odds, vectors = pair.encoder(edge_index, x)
+    logits = attention_scores(hood, vectors, pair.encoder.omega.square(), pair.encoder.gamma)
+    family = MembershipMixture(hood, odds + stick_logits(v), logits)
     choices = torch.tensor([*itertools.product(*hood.source.split(hood.ptr.diff().tolist()))])
     weight = NeighborChoice(hood, logits).log_prob(choices).exp()
-    s = relaxed_logits(outputs.log_odds[choices], 1.0).rsample()
-    normal = pyro.distributions.Normal(outputs.mean, outputs.scale)
+    s = relaxed_logits(family.log_odds[choices], 1.0).rsample()
+    normal = pyro.distributions.Normal(mean, log_scale.exp())
     r = normal.rsample()
-    given = {"s": s, "r": r.expand_as(s)}
-    trace = poutine.trace(poutine.condition(target.given, given)).get_trace(
-        v, edge_index, x, held_out
-    )
+    program = poutine.condition(target.model, {"v": v, "s": s, "r": r.expand_as(s)})
+    trace = poutine.trace(program).get_trace(edge_index, x, held_out)
     trace.compute_log_prob(lambda name, site: name != "r")
     log_p = sum(trace.nodes[name]["log_prob"] for name in ("s", "x", "edges"))
-    log_q = pair.memberships.family(hood, outputs, logits).log_prob(s)
+    log_q = family.log_prob(s)
     prior = StickShares(torch.tensor(target.concentration), torch.ones(()))
     standard = pyro.distributions.Normal(0.0, 1.0)
     divergences = kl_divergence(sticks, prior).sum() + kl_divergence(normal, standard).sum()
@@ -297,18 +298,6 @@ def test_gradient_by_enumeration(decoded, monkeypatch):
         assert (mean[-3:].abs() / error[-3:]).max() > 4
 
 
-def test_encoder():
-    """Against PyG's own graph convolutions."""
-    (edge_index, x, _), encoder = graph(), make("original").encoder.eval()
-    v = torch.rand(NUM_NODES, NUM_COMMUNITIES)
-    outputs, _ = encoder(None, v, edge_index, x.to_sparse_csr())
-    layers = [encoder.first, encoder.heads[2]]
-    for layer in layers:
-        layer.normalize = layer.add_self_loops = True
-    hidden = leaky_relu(layers[0](x, edge_index), 0.2)
-    assert torch.allclose(outputs.log_odds, layers[1](hidden, edge_index) + stick_logits(v))
-
-
 def test_dropout_of_features():
     """Dense, sparse and in coordinates, zeros stay zeros and the mean is kept."""
     encoder = make("original").encoder
@@ -318,21 +307,6 @@ def test_dropout_of_features():
         assert not found[x == 0].any()
         assert set(found.unique().tolist()) == {0.0, 2.0}
         assert found.mean().item() == pytest.approx(x.mean().item(), rel=0.05)
-
-
-def test_another_graph_is_another_graph():
-    """Nothing of the first call's graph is kept for the second."""
-    edge_index, x, _ = graph()
-    pair, pairs = make("original"), torch.tensor([[0, 1], [3, 5]])
-    found = []
-    for edges in (edge_index, edge_index[:, :2], edge_index):
-        pyro.set_rng_seed(0)
-        found.append(pair.link_logits(pairs, edges, x))
-    assert torch.equal(found[0], found[2])
-    assert not torch.allclose(found[0], found[1])
-    edge_index[:] = edge_index[:, [2, 3] * (edge_index.shape[1] // 2)]  # in place
-    pyro.set_rng_seed(0)
-    assert not torch.allclose(pair.link_logits(pairs, edge_index, x), found[0])
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch
 from emissions import ANSWERS, FEATURES
 from graphs import shared_sources
 
+from pyro_nmm import sources
 from pyro_nmm.models import Annotators, NormalEmission, fit_field
 
 QUICK = {"num_starts": 1, "num_steps": 2, "num_draws": 2}
@@ -38,12 +39,24 @@ def test_other_types_of_numbers():
     assert field.probs.shape == (5, 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float, torch.double, torch.long, torch.bool])
+def test_features_of_edges_have_any_type(dtype):
+    """Hops are integers, distances are often in double precision whatever the data are in."""
+    hood = sources.grid(4, 4, stride=2)
+    hops = torch.arange(hood.num_edges).to(dtype)
+    for data in (torch.randn(16, 2), torch.randn(16, 2).double()):
+        field = fit_field(NormalEmission(2), hood, data, hops, **QUICK)
+        assert field.probs.dtype == data.dtype
+        assert field.latents(data).sample().shape == (2, 16)
+
+
 REFUSED = {
     "hood must be a Neighborhood, got.*edge_index, num_nodes": {"hood": torch.tensor([[0], [1]])},
     "hood must be a Neighborhood, got.*return a pair": {"hood": (0, 1)},
     **{name: {name: 0} for name in ("num_starts", "num_steps", "num_draws", "num_chains")},
     r"known must hold labels, .* torch.where\(mask, y, -1\)": {"known": torch.ones(5).bool()},
     r"edge_attr must hold numbers of shape \(8,\)": {"edge_attr": torch.zeros(7)},
+    r"of shape \(8,\) or \(8, F\)": {"edge_attr": torch.zeros(8).to(torch.cfloat)},
     "edge_attr must be finite": {"edge_attr": torch.full((8,), torch.inf)},
 }
 

@@ -71,14 +71,11 @@ def test_potential_is_the_sum_over_the_others(half):
     assert torch.isclose(half.log_prob(every(half)).exp().sum(), torch.tensor(1.0), atol=1e-5)
 
 
-def test_conditionals_and_completions(half):
+def test_completions(half):
     field, value = half.field, every(half)[1]
     full = labellings(field.num_nodes, field.num_classes)
     full = full[(full[:, half.nodes] == value).all(1)]
     probs = field.log_potential(full).softmax(0)
-    for law, node in zip(half.conditional(value), half.others, strict=True):
-        exact = torch.zeros(half.num_classes).index_add(0, full[:, node], probs)
-        assert torch.allclose(law, exact, atol=1e-5)
     torch.manual_seed(0)
     draws = half.complete(value.expand(4000, -1))
     assert (draws[:, half.nodes] == value).all()
@@ -118,7 +115,7 @@ def test_provenance_of_a_sampled_coupling_and_of_labels():
     coupling = track_provenance(torch.tensor(0.5), names)
     half = MarginalField(ising(grid_edges(2, 3), coupling, torch.zeros(6)))
     plain = MarginalField(ising(grid_edges(2, 3), 0.5, torch.zeros(6)))
-    for query in ("log_potential", "conditional", "complete"):
+    for query in ("log_potential", "complete"):
         answers = []
         for field in (half, plain):
             torch.manual_seed(0)
@@ -127,8 +124,7 @@ def test_provenance_of_a_sampled_coupling_and_of_labels():
         torch.testing.assert_close(extract_provenance(answers[0])[0], answers[1])
     assert get_provenance(half.expected_potential(mixture(plain))) == names
     labels = track_provenance(value, frozenset({"y"}))
-    for answer in (plain.complete(labels), plain.conditional(labels)):
-        assert get_provenance(answer) == frozenset({"y"})
+    assert get_provenance(plain.complete(labels)) == frozenset({"y"})
 
 
 def divergence(mix, target):
@@ -184,7 +180,7 @@ BATCH = potts(grid_edges(1, 2), 0.3, torch.zeros(4, 2, 3))
         (lambda: potential_of(HALF, relabel=TURNED), "edges that keep labels"),
         (lambda: potential_of(HALF.rest, relabel=TURNED), "edges that keep labels"),
         (lambda: HALF.complete(torch.ones(6).long()), r"value must have shape \(\.\.\., 3\)"),
-        (lambda: HALF.conditional(torch.tensor([0, -1, 1])), r"must hold labels in 0\.\.1"),
+        (lambda: HALF.complete(torch.tensor([0, -1, 1])), r"must hold labels in 0\.\.1"),
     ],
 )
 def test_refusals(run, match):

@@ -10,7 +10,6 @@ from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import (
-    inner_edges,
     letters,
     random_split,
 )
@@ -67,7 +66,7 @@ FIELDS = [
     (lambda: field().local_logits(EYE), r"probs must have shape \(..., 3, 2\)"),
     (lambda: field().sample((0.5,)), "sample_shape must hold integers"),
     (lambda: MarginalField(field()).sample("a"), "sample_shape must hold integers"),
-    (lambda: MarginalField(field()).conditional([2]), r"value must hold labels in 0\.\.1, got 2"),
+    (lambda: MarginalField(field()).complete([2]), r"value must hold labels in 0\.\.1, got 2"),
     (lambda: ising(GRID, "word", torch.zeros(3)), "coupling must be a tensor, an array"),
     (lambda: ising(GRID, 0.3, torch.tensor(0.0)), r"field must have shape \(..., N\)"),
     (lambda: ising(GRID, NAN, torch.zeros(3)), "strength must be finite, got nan"),
@@ -107,10 +106,6 @@ SCORES = [
     (lambda: random_split(SPLIT, NAN, 0.3, 0.3, 0), "train, val and test must .* got nan"),
     (lambda: random_split(SPLIT, 0.3, "3", 0.3, 0), "train, val and test must .* 3, 0.3 of"),
     (lambda: random_split(SPLIT, 0.3, 0.3, 0.3, "a"), "seed must be an integer, got 'a'"),
-    (lambda: inner_edges(EDGE + 7, TWO), "edge_index holds node id 8, but ids lie in 0..1"),
-    (lambda: inner_edges(EDGE + 0.5, TWO), "edge_index must hold integers"),
-    (lambda: inner_edges(EDGE, LABELS), "mask must be a boolean mask"),
-    (lambda: inner_edges(torch.eye(2).to_sparse_csr(), TWO), "edge_index must"),
     (lambda: letters("A", 4.5, 4), "height must be an integer of at least 1, got 4.5"),
     (lambda: letters(" ", 4, 4), "text must hold letters"),
     (lambda: letters("A", 4, 4, margin=0.5), "margin be less than 0.5, got 'A' and 0.5"),
