@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What annotators take and refuse: answers, known labels, probabilities and graphs in any form."""
+"""What annotators take and refuse: answers, probabilities and graphs in any form."""
 
 import math
 
@@ -23,7 +23,7 @@ HOOD, NUMBERS, GRAPH = (
     Data(edge_index=EDGES, num_nodes=256),
 )
 TABLE, IDS = np.stack([NUMBERS] * 3, 1), [f"n{number}" for number in range(256)]
-KNOWN, PROBS = np.where(np.arange(256) < 9, NUMBERS, -1), pd.DataFrame(np.eye(3)[NUMBERS])
+PROBS = pd.DataFrame(np.eye(3)[NUMBERS])
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +47,8 @@ REFUSED = [
     ("got text: pandas.factorize", pd.DataFrame(TABLE).astype(str)),
     ("answers must be -1 where missing, got -2", torch.from_numpy(TABLE - 2)),
     (r"answers must have shape \(256, M\).*got \(3, 256\)", TABLE.T, {"graph": HOOD}),
-    ("known must hold integers.*got 0.5", TABLE, {"known": TRUTH / 2}),
-    (r"known must lie in 0\.\.2.*got 3", TABLE, {"known": torch.full((256,), 3)}),
-    ("known must have its rows in the order of answers", pd.DataFrame(TABLE, index=IDS),
-     {"known": other_order(pd.Series(NUMBERS, index=IDS))}),
+    ("pred_probs must have its rows in the order of answers", pd.DataFrame(TABLE, index=IDS),
+     {"pred_probs": other_order(pd.DataFrame(np.eye(3)[NUMBERS], index=IDS))}),
     (r"pred_probs must have shape \(256, 3\)", TABLE, {"pred_probs": torch.rand(256, 2)}),
     ("pred_probs must have rows that sum to one", TABLE, {"pred_probs": torch.rand(256, 3)}),
     ("pred_probs must be probabilities", TABLE, {"pred_probs": -torch.eye(3)[TRUTH]}),
@@ -92,20 +90,6 @@ def test_answers_in_every_form():
         found = Annotators(3).fit(GRAPH, form, **SHORT)
         assert torch.equal(found.answers, answers)
         assert torch.equal(found.predict(), found.probs.argmax(1))
-
-
-@pytest.mark.parametrize(
-    "known",
-    [
-        KNOWN.astype(">f4"),
-        np.ma.array(np.where(KNOWN < 0, 2, KNOWN), mask=KNOWN < 0),
-        pd.Series(KNOWN).where(KNOWN >= 0),
-    ],
-)
-def test_known_labels_in_every_form(known):
-    found = Annotators(3).fit(EDGES, TABLE, known=known, **SHORT)
-    assert found.field.known.tolist() == KNOWN.tolist()
-    assert torch.equal(found.predict()[:9], TRUTH[:9])
 
 
 def test_columns_of_probabilities():
