@@ -20,8 +20,8 @@ from pyro_nmm.fitting import Steps, minimise, with_gradients
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.table import GraphScores, as_scores, side_by_side
 from pyro_nmm.neighborhood import edges_between
-from pyro_nmm.ops.marginals import node_log_probs, node_marginals
-from pyro_nmm.relabel import Channel, entries_at
+from pyro_nmm.ops.marginals import node_marginals
+from pyro_nmm.relabel import KEEP, Channel, entries_at
 
 #: Candidates of the labels' probabilities.
 TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
@@ -103,10 +103,11 @@ class Fold:
     y: Tensor
     observed: Tensor  #: mask of nodes that the mixture is conditioned on
     held_out: Tensor  #: mask
+    copy: Tensor  #: number of the graph of each node, where several are side by side
     edge_weight: Tensor | None = None
 
     @classmethod
-    def of(cls, formula: Formula, data: GraphScores, out: Tensor) -> "Fold":
+    def of(cls, formula: Formula, data: GraphScores, out: Tensor, copy: int = 0) -> "Fold":
         """Some known labels, held out, given the others."""
         data = replace(data, known=data.known & ~out, evidence=data.evidence & ~out)
         inputs, observed = formula.inputs(data), data.evidence
@@ -118,14 +119,19 @@ class Fold:
         if weight is not None:
             weight = weight[edges_between(data.hood, kept[near.source], kept[near.target])]
         labels = data.y[kept], observed[kept], out[kept]
-        return cls(near, inputs[..., kept, :], *labels, weight)
+        return cls(near, inputs[..., kept, :], *labels, torch.full_like(kept, copy), weight)
 
-    def on_processor(self) -> "Fold":
-        """The same, on the processor if a fit is faster there."""
-        if self.hood.device.type == "cpu" or self.hood.num_edges > FEW_EDGES:
-            return self
-        found = ((name, value) for name, value in vars(self).items() if value is not None)
-        return Fold(**{name: value.to("cpu") for name, value in found})
+    @classmethod
+    def of_copies(
+        cls, formula: Formula, copies: Sequence[tuple[GraphScores, Tensor]]
+    ) -> tuple["Fold", list[Tensor]]:
+        """Held-out nodes of copies of a graph, side by side, and masks of them for each copy. It is
+        on the processor if a fit is faster there."""
+        fold = side_by_side([cls.of(formula, *each, k) for k, each in enumerate(copies)])
+        if fold.hood.device.type != "cpu" and fold.hood.num_edges <= FEW_EDGES:
+            found = ((name, value) for name, value in vars(fold).items() if value is not None)
+            fold = cls(**{name: value.to("cpu") for name, value in found})
+        return fold, [fold.held_out & (fold.copy == k) for k in range(len(copies))]
 
 
 def parts_of(mask: Tensor, number: int) -> list[Tensor]:
@@ -145,16 +151,6 @@ def shuffled(nodes: Tensor) -> Tensor:
     return nodes[torch.randperm(len(nodes), device=nodes.device)]
 
 
-def fold_of(
-    formula: Formula, copies: Sequence[tuple[GraphScores, Tensor]]
-) -> tuple[Fold, list[Tensor]]:
-    """Held-out nodes of copies of a graph, side by side, and masks of them for each copy."""
-    every = [Fold.of(formula, data, out) for data, out in copies]
-    fold = (side_by_side(every) if len(every) > 1 else every[0]).on_processor()
-    copy = torch.cat([torch.full_like(each.y, k) for k, each in enumerate(every)]).to(fold.y)
-    return fold, [fold.held_out & (copy == k) for k in range(len(every))]
-
-
 def maximise(formula: Formula, prior: Normal, fold: Fold, steps: Steps) -> Tensor:
     """``(d,)``: the formula's values, fitted by steps from its own."""
     numbers = nn.Parameter(formula.numbers().to(fold.inputs))
@@ -170,13 +166,11 @@ def maximise(formula: Formula, prior: Normal, fold: Fold, steps: Steps) -> Tenso
         loss.backward()
         return loss.item()
 
+    def rate(step: int) -> float:
+        return min(1, 2 - 2 * step / steps.num_steps)
+
     optimizer = torch.optim.Adam([numbers], lr=steps.lr, betas=(0.9, 0.99))
-    steps.train(
-        nn.ParameterList([numbers]),
-        optimizer,
-        backward,
-        lambda k: min(1, 2 - 2 * k / steps.num_steps),
-    )
+    steps.train(nn.ParameterList([numbers]), optimizer, backward, rate)
     return numbers.detach()
 
 
@@ -199,55 +193,45 @@ def evidence_of(
         fold = replace(fold, held_out=some_of(fold.held_out, MOST_LABELS))
         parts = parts_of(fold.held_out, FOLDS)
     scaled, y = fold.inputs[0, fold.held_out], fold.y[fold.held_out]
+    rows = fold.hood.restrict(fold.held_out)
+    weight = None if fold.edge_weight is None else fold.edge_weight[rows.edge]
+
+    def by_pool(candidate: Formula) -> Tensor:
+        return entries_at(candidate.probs(fold.inputs[:, fold.held_out]), y).log()
+
+    def by_nmm(candidate: Formula) -> Tensor:
+        return label_log_probs(candidate, rows, fold.inputs, weight, y)
+
+    def refitted(log_probs: Callable[[Formula], Tensor], some: Tensor) -> Tensor:
+        """Of all labels, by values that are refitted to some."""
+        numbers, size = formula.numbers().requires_grad_(), int(some.sum())
+
+        def loss() -> Tensor:
+            likelihood = log_probs(formula.with_values(numbers))[some].sum()
+            return -(likelihood + prior.log_prob(numbers).sum()) / size
+
+        minimise(loss, [numbers], REFIT_STEPS)
+        found = log_probs(formula.with_values(numbers.detach()))
+        return found.nan_to_num(nan=-torch.inf)  # it may diverge
+
     by = {name: torch.empty_like(scaled[:, 0]) for name in (TEMPERED, POOL, NMM)}
     for part in parts:
         out = part[fold.held_out]
         tempered = scaled / bounded_temperature(scaled, y, ~out)
         by[TEMPERED][out] = entries_at(tempered.log_softmax(-1), y)[out]
-        for name, log_probs in ((POOL, pool_log_probs), (NMM, label_log_probs)):
-            by[name][out] = refitted(formula, prior, fold, ~out, log_probs)[out]
+        by[POOL][out] = refitted(by_pool, ~out)[out]
+        by[NMM][out] = refitted(by_nmm, ~out)[out]
     share = expected_share(by[NMM], by[TEMPERED], agree) if several else 1.0
     return {name: -values.mean().item() for name, values in by.items()}, share
 
 
-def refitted(
-    formula: Formula, prior: Normal, fold: Fold, rows: Tensor,
-    log_probs: Callable[[Formula, Fold], Tensor],
-) -> Tensor:  # fmt: skip
-    """``(n,)``: log-probabilities of the held-out labels by values that are refitted to some."""
-    numbers, size = formula.numbers().requires_grad_(), int(rows.sum())
-
-    def loss() -> Tensor:
-        likelihood = log_probs(formula.with_values(numbers), fold)[rows].sum()
-        return -(likelihood + prior.log_prob(numbers).sum()) / size
-
-    minimise(loss, [numbers], REFIT_STEPS)
-    found = log_probs(formula.with_values(numbers.detach()), fold)
-    return found.nan_to_num(nan=-torch.inf)  # it may diverge
-
-
-def pool_log_probs(formula: Formula, fold: Fold) -> Tensor:
-    """``(n,)``: log-probabilities of the held-out labels, by the pool alone."""
-    return entries_at(formula.probs(fold.inputs[:, fold.held_out]), fold.y[fold.held_out]).log()
-
-
-def label_log_probs(formula: Formula, fold: Fold) -> Tensor:
-    """``(n,)``: of each held-out label alone, by the NMM. Cost: linear in the edges into them."""
-    rows = fold.hood.restrict(fold.held_out)
-    weight = None if fold.edge_weight is None else fold.edge_weight[rows.edge]
-    return row_log_probs(formula, rows, fold.inputs, weight, fold.y[rows.nodes])
-
-
-def row_log_probs(
+def label_log_probs(
     formula: Formula, rows: Neighborhood, inputs: Tensor, weight: Tensor | None, y: Tensor
 ) -> Tensor:
-    """``(n,)``: of labels of some rows, of the inputs of all nodes."""
-    probs = formula.probs(inputs)
-    logits, *relabel = formula.attention(rows, probs, weight)
-    alpha, attention = formula.alpha(probs), rows.softmax(logits)
-    if relabel:
-        return entries_at(node_marginals(rows, alpha, attention, Channel(relabel[0])), y).log()
-    return node_log_probs(rows, alpha, attention, y)
+    """``(n,)``: of each label of some rows alone, by the NMM, of the inputs of all nodes."""
+    alpha, logits, *relabel = formula(rows, inputs, weight)
+    channel = Channel(relabel[0]) if relabel else KEEP
+    return entries_at(node_marginals(rows, alpha, rows.softmax(logits), channel), y).log()
 
 
 def agreement(data: GraphScores) -> float:
@@ -324,6 +308,6 @@ def label_gradients(formula: Formula, fold: Fold) -> Tensor:
         each = formula.with_values(own.index_select(0, part.row))
         inputs = fold.inputs.index_select(-2, part.source).double()
         weight = None if fold.edge_weight is None else fold.edge_weight[part.edge]
-        log_probs = row_log_probs(each, stars, inputs, weight, fold.y[part.nodes])
+        log_probs = label_log_probs(each, stars, inputs, weight, fold.y[part.nodes])
         gradients += torch.autograd.grad(log_probs.sum(), own)
     return torch.cat(gradients).nan_to_num(0.0, 0.0, 0.0)  # of a label without a probability

@@ -4,7 +4,7 @@
 """Label probabilities, concentrations and attention of a StackedNMM as functions of parameters."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -180,10 +180,12 @@ class PooledScores(nn.Module):
 
 def readable(module: nn.Module) -> str:
     """A module's own parameters of one number, logarithms as what they are of."""
-    numbers = {k: p.item() for k, p in module.named_parameters(recurse=False) if p.numel() == 1}
-    logs = {name: name.removeprefix("log_") for name in numbers}
-    shown = ((math.exp(v) if logs[k] != k else v, logs[k]) for k, v in numbers.items())
-    return ", ".join(f"{name}={value:.4g}" for value, name in shown)
+    shown = []
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.numel() == 1:
+            value, of = parameter.item(), name.removeprefix("log_")
+            shown.append(f"{of}={value if of == name else math.exp(value):.4g}")
+    return ", ".join(shown)
 
 
 def pooled(terms: Tensor, log_scale: Tensor, *others: Tensor) -> Tensor:
@@ -204,10 +206,20 @@ def terms_of(data: GraphScores, temperature: Tensor, shares: Tensor, alone: bool
     own = torch.logaddexp((data.scores / temperature).log_softmax(-1) + kept, shares.log())
     if alone:
         return own[None]
-    probs = own.exp()
-    nearby = walk_on(data)(probs)
+    probs, nearby = own.exp(), mean_of_neighbors(data, own.exp())
     agreement = (probs * nearby).sum(-1, keepdim=True) - USUAL_AGREEMENT
     return torch.stack([own, (nearby + 1e-3).log(), propagated(data), agreement * own])
+
+
+def mean_of_neighbors(data: GraphScores, values: Tensor, num_steps: int = 0) -> Tensor:
+    """Means of values ``(N, K)`` of neighbours, or label spreading by so many of these steps."""
+    hood, weight = data.hood, data.scores.new_ones(data.hood.num_edges)
+    weight = weight if data.edge_weight is None else data.edge_weight.to(weight)
+    matrix = sparse_csr(hood.ptr, hood.source, weight, (hood.num_nodes, hood.num_nodes))
+    total = segment(weight, hood.ptr)[:, None]
+    if not num_steps:
+        return (matrix @ values).div_(total)
+    return spread(lambda reached: (matrix @ reached).div_(total), values, DAMPING, num_steps)
 
 
 def propagated(data: GraphScores) -> Tensor:
@@ -216,19 +228,10 @@ def propagated(data: GraphScores) -> Tensor:
     labels = one_hot(data.y.where(known, 0), num_classes).to(data.scores) * known[:, None]
     share = (labels.sum(-2, keepdim=True) + 1) / (labels.sum((-2, -1), keepdim=True) + num_classes)
     columns = labels.movedim(-2, 0)
-    reached = spread(walk_on(data), columns.flatten(1), DAMPING, STEPS)
+    reached = mean_of_neighbors(data, columns.flatten(1), STEPS)
     reached = reached.view(columns.shape).movedim(0, -2)
     total = reached.sum(-1, keepdim=True)
     return ((reached + SHRINKAGE * share) / (total + SHRINKAGE)).log() - share.log()
-
-
-def walk_on(data: GraphScores) -> Callable[[Tensor], Tensor]:
-    """A step of the walk: means of the values ``(N, K)`` of neighbours. Cost: :math:`O(E K)`."""
-    hood, weight = data.hood, data.scores.new_ones(data.hood.num_edges)
-    weight = weight if data.edge_weight is None else data.edge_weight.to(weight)
-    matrix = sparse_csr(hood.ptr, hood.source, weight, (hood.num_nodes, hood.num_nodes))
-    total = segment(weight, hood.ptr)[:, None]
-    return lambda values: (matrix @ values).div_(total)
 
 
 @dataclass(frozen=True)
@@ -263,27 +266,20 @@ class Formula:
         """``(N, C)``: :math:`P`."""
         return pooled(inputs, *(v for k, v in self.values.items() if k.startswith("pool.")))
 
-    def __call__(self, hood: Neighborhood, inputs: Tensor, weight: Tensor | None) -> Tensors:
-        """``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
+    def __call__(self, rows: Neighborhood, inputs: Tensor, weight: Tensor | None) -> Tensors:
+        """``alpha`` of all nodes, and ``logits`` and perhaps ``relabel`` of some rows' edges."""
         probs = self.probs(inputs)
-        return self.alpha(probs), *self.attention(hood, probs, weight)
-
-    def alpha(self, probs: Tensor) -> Tensor:
-        """``(N, C)``: concentrations, of :math:`P`."""
         floor = self.values["log_floor"].exp() / probs.shape[-1]
-        return self.values["log_kappa"].exp() * (probs + floor)
-
-    def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
-        """``logits`` and perhaps ``relabel`` of some rows, of :math:`P` of all nodes."""
+        alpha = self.values["log_kappa"].exp() * (probs + floor)
         similarity, gamma = (self.values[name].squeeze(-1) for name in ("similarity", "gamma"))
         logits = attention_scores(rows, probs, similarity, gamma)
         if weight is not None:
             logits = logits + weight.to(logits).log()
         if self.compatibility is None:
-            return (logits,)
+            return alpha, logits
         keep, borrowed = torch.eye(len(self.compatibility)).to(probs), rows.source != rows.target
         rate = self.values["odds"].sigmoid()[..., None] * borrowed[:, None, None]
-        return logits, keep + rate * (self.compatibility.to(probs) - keep)
+        return alpha, logits, keep + rate * (self.compatibility.to(probs) - keep)
 
     def mixtures(
         self, data: GraphScores, inputs: Tensor, every: Iterable[Tensors]

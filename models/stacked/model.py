@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_expected, check_integers, expect_all
+from pyro_nmm.arguments import as_expected, as_tensor, check_integers, expect, expect_all
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.fitting import Steps, with_gradients
@@ -23,11 +23,11 @@ from pyro_nmm.models.stacked.fit import (
     NUM_DRAWS,
     RATE,
     Evidence,
+    Fold,
     agreement,
     bounded_temperature,
     deviations,
     evidence_of,
-    fold_of,
     maximise,
     parts_of,
     silence,
@@ -42,7 +42,7 @@ from pyro_nmm.models.stacked.formula import (
     readable,
 )
 from pyro_nmm.models.stacked.stages import NUM_SAMPLES, StagedPosterior, posteriors
-from pyro_nmm.models.stacked.table import GraphScores, disjoint_masks, scores_of_folds, warn_user
+from pyro_nmm.models.stacked.table import GraphScores, disjoint_masks, warn_user
 
 #: Most held-out nodes of a fit without folds.
 MOST_HELD_OUT = 5_000
@@ -231,9 +231,9 @@ class StackedNMM(nn.Module):
         if folds is not None:
             if train is not None or held_out is not None:
                 raise ValueError("folds says which labels are held out: leave out train, held_out")
-            parts = scores_of_folds(hood, scores, folds)
-            copies = [(self._read(hood, s, y, known, edge_weight), out) for s, known, out in parts]
-            return self._fit(copies, steps)
+            scores, folds = _folds_of(hood, scores, folds)
+            tables = [self._read(hood, each, y, folds >= 0, edge_weight) for each in scores]
+            return self._fit([(data, folds == k) for k, data in enumerate(tables)], steps)
         if train is None or held_out is None:
             raise ValueError("train and held_out are needed, or scores (K, N, C) and their folds")
         train, held_out = disjoint_masks(hood, train=train, held_out=held_out)
@@ -277,7 +277,7 @@ class StackedNMM(nn.Module):
             shares = (labels.sum(0) + LABELS / scores.shape[1]) / (len(labels) + LABELS)
             t, shares = scores.new_tensor(temperature), silent * shares.to(scores)
             formula = replace(formula, temperature=t, shares=shares)
-        fold, parts = fold_of(formula, copies)
+        fold, parts = Fold.of_copies(formula, copies)
         prior = formula.prior(adjusted(self.prior, agree, silent), fold.inputs)
         start = prior.mean if afresh else formula.numbers()
         formula = formula.with_values(maximise(formula.with_values(start), prior, fold, steps))
@@ -373,3 +373,19 @@ class StackedNMM(nn.Module):
 
     def extra_repr(self) -> str:
         return readable(self)
+
+
+def _folds_of(hood: Neighborhood, scores: Any, folds: Any) -> tuple[Tensor, Tensor]:
+    """Scores ``(K, N, C)``, and the fold ``(N,)`` of each node, negative for unlabelled ones."""
+    check_hood(hood)
+    shape, note = (("K", 2), hood.num_nodes, "C"), "where folds are given"
+    scores = expect("scores", as_tensor("scores", scores, hood.device), shape, note=note)
+    size, note = (hood.num_nodes,), "one fold per node"
+    folds = as_expected("folds", folds, size, kind="labels", like=hood, note=note)
+    numbers = folds.unique().tolist()
+    if [number for number in numbers if number >= 0] != list(range(len(scores))):
+        raise ValueError(
+            f"folds must hold each of 0..{len(scores) - 1}, one for every row of scores, and "
+            f"negative numbers for nodes without a label, got {numbers[:10]}"
+        )
+    return scores, folds

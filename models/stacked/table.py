@@ -4,7 +4,7 @@
 """A classifier's scores, known labels and edge weights on a graph, checked once."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import cumsum
 
-from pyro_nmm import Neighborhood
-from pyro_nmm.arguments import as_edge_index, as_set, as_tensor, expect, is_kind
+from pyro_nmm import Neighborhood, edge_values
+from pyro_nmm.arguments import as_expected, as_set, as_tensor, expect, is_kind
 from pyro_nmm.graph_arguments import check_all_rows, check_hood, check_label_range, in_single
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.neighborhood import edges_between
@@ -46,24 +46,24 @@ class GraphScores:
         if edge_weight is not None:
             check_all_rows(hood)
             note = "one per edge of hood: pyro_nmm.models.edge_weights makes them of PyG's"
-            edge_weight = _as_weights(edge_weight, hood, hood.num_edges, note)
+            edge_weight = _positive(edge_weight, hood, hood.num_edges, note)
         none = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
         if y is None or known is None:
             return cls(hood, scores, none.long(), none, none, edge_weight)
         y = as_tensor("y", y, hood.device, masked=-1)
         if y.dim() == 2 and y.shape[1] == 1:  # as OGB has labels
             y = y[:, 0]
-        size, note = (hood.num_nodes,), "one label per node"
-        y = expect("y", y, size, kind="labels", like=hood, note=note).long()
-        known = as_set(known, hood.num_nodes, hood.device, "known", empty=True)
-        if new is not None:
-            known, new = disjoint_masks(hood, known=known, new=new)
-        every = known if new is None else known | new
-        if every.any():
+        note = "one label per node"
+        y = expect("y", y, (hood.num_nodes,), kind="labels", like=hood, note=note).long()
+        if new is None:
+            known = as_set(known, hood.num_nodes, hood.device, "known", empty=True)
+        else:
+            known, none = disjoint_masks(hood, known=known, new=new)
+        if (every := known | none).any():
             rows = hood.restrict(every)
             cure = "count labels from 0, and leave unlabelled nodes out of train, held_out, known"
             check_label_range(rows, y[rows.nodes], scores.shape[1], "scores have", cure)
-        return cls(hood, scores, y, known, none if new is None else new, edge_weight)
+        return cls(hood, scores, y, known, none, edge_weight)
 
     @property
     def certain(self) -> Tensor:
@@ -85,20 +85,53 @@ def as_scores(scores: Any, num_nodes: int | None, device: torch.device | None = 
     return in_single(scores)
 
 
-def scores_of_folds(hood: Neighborhood, scores: Any, folds: Any) -> Iterator[tuple[Tensor, ...]]:
-    """Scores ``(N, C)`` of each fold, mask of the labelled nodes, mask of the fold's nodes."""
+def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
+    """Masks of two disjoint sets of nodes. The first may be empty."""
     check_hood(hood)
-    scores, folds = as_tensor("scores", scores, hood.device), as_tensor("folds", folds, hood.device)
-    expect("scores", scores, (("K", 2), hood.num_nodes, "C"), note="where folds are given")
-    expect("folds", folds, (hood.num_nodes,), kind="labels", like=hood, note="one fold per node")
-    last, numbers = len(scores) - 1, set(folds.tolist())
-    if max(numbers) > last or not set(range(last + 1)) <= numbers:
+    first, second = (
+        as_set(nodes, hood.num_nodes, hood.device, name, empty=place == 0)
+        for place, (name, nodes) in enumerate(sets.items())
+    )
+    if (first & second).any():
         raise ValueError(
-            f"folds must hold each of 0..{last}, one for every row of scores, and negative numbers "
-            f"for nodes without a label, got {sorted(numbers)[:10]}"
+            f"{' and '.join(sets)} must be disjoint, because a classifier is overconfident where "
+            f"it was trained, but both hold node {int((first & second).nonzero()[0])}"
         )
-    for fold, scores_of_fold in enumerate(scores):
-        yield scores_of_fold, folds >= 0, folds == fold
+    return first, second
+
+
+def _positive(edge_weight: Any, hood: Neighborhood, number: int, note: str) -> Tensor:
+    weight = as_expected("edge_weight", edge_weight, (number,), like=hood, note=note)
+    if not weight.is_floating_point() or not (weight.isfinite() & (weight > 0)).all():
+        cure = "leave out the edges whose weight is zero"
+        raise ValueError(f"edge_weight must be finite positive floating-point numbers: {cure}")
+    return weight
+
+
+def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tensor:
+    r"""Edge weights in the order of ``hood``, as :class:`~pyro_nmm.models.StackedNMM` takes them:
+    :func:`~pyro_nmm.edge_values` that adds the weights of an edge that is listed twice. A self-loop
+    without a weight gets the mean of the weights into its node, or 1 if there are none.
+
+    >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> hood = Neighborhood(edge_index, num_nodes=3)
+    >>> edge_weights(hood, edge_index, torch.tensor([4.0, 4.0, 2.0, 2.0]))
+    tensor([4., 4., 4., 3., 2., 2., 2.])
+
+    :param Neighborhood hood: all rows.
+    :param Tensor edge_index: ``(2, E)`` the edges that ``hood`` is made of, also as an array.
+    :param Tensor edge_weight: ``(E,)`` positive numbers, likewise.
+    :return: ``(num_edges,)``. Cost: :math:`O(E \log E)`.
+    :raises ValueError: for other shapes or numbers, and if the two are not the same edges.
+    """
+    check_all_rows(hood)
+    edge_index = as_tensor("edge_index", edge_index, hood.device)
+    note = "one for each edge of edge_index"
+    weight = _positive(edge_weight, hood, edge_index.shape[-1], note)
+    weight = edge_values(hood, edge_index, weight, fill_value=0.0, reduce="sum")
+    number = hood.sum((weight > 0).to(weight))
+    mean = (hood.sum(weight) / number.clamp(min=1)).where(number > 0, 1.0)
+    return weight.where(weight > 0, mean.index_select(0, hood.row))
 
 
 def side_by_side(parts: Sequence[Part]) -> Part:
@@ -127,58 +160,3 @@ def warn_user(scores: Tensor, hood: Neighborhood) -> None:
     if len(some) and (edges_between(hood, hood.target[some], hood.source[some]) < 0).all():
         cure = "if edges have no direction, pass torch_geometric.utils.to_undirected(edge_index)"
         warnings.warn(f"hood has each edge in one direction only: {cure}", stacklevel=5)
-
-
-def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
-    """Masks of two disjoint sets of nodes. The first may be empty."""
-    check_hood(hood)
-    first, second = (
-        as_set(nodes, hood.num_nodes, hood.device, name, empty=place == 0)
-        for place, (name, nodes) in enumerate(sets.items())
-    )
-    if (first & second).any():
-        raise ValueError(
-            f"{' and '.join(sets)} must be disjoint, because a classifier is overconfident where "
-            f"it was trained, but both hold node {int((first & second).nonzero()[0])}"
-        )
-    return first, second
-
-
-def _as_weights(edge_weight: Any, hood: Neighborhood, number: int, note: str) -> Tensor:
-    weight = as_tensor("edge_weight", edge_weight, hood.device)
-    expect("edge_weight", weight, (number,), note=note)
-    good = weight.is_floating_point() and weight.isfinite().all()
-    if not good or not (weight > 0).all():
-        cure = "leave out the edges whose weight is zero"
-        raise ValueError(f"edge_weight must be finite positive floating-point numbers: {cure}")
-    return weight
-
-
-def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tensor:
-    r"""Edge weights in the order of ``hood``, as :class:`~pyro_nmm.models.StackedNMM` takes them.
-    Weights of an edge that is listed twice are added. A self-loop without a weight gets the mean of
-    the weights into its node, or 1 if there are none.
-
-    >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    >>> hood = Neighborhood(edge_index, num_nodes=3)
-    >>> edge_weights(hood, edge_index, torch.tensor([4.0, 4.0, 2.0, 2.0]))
-    tensor([4., 4., 4., 3., 2., 2., 2.])
-
-    :param Neighborhood hood: all rows.
-    :param Tensor edge_index: ``(2, E)`` the edges that ``hood`` is made of, also as an array.
-    :param Tensor edge_weight: ``(E,)`` positive numbers, likewise.
-    :return: ``(num_edges,)``. Cost: :math:`O(E \log E)`.
-    :raises ValueError: for other shapes or numbers, and if the two are not the same edges.
-    """
-    check_all_rows(hood)
-    edge_index = as_edge_index(edge_index, hood.num_nodes, like=hood)
-    note = "one for each edge of edge_index"
-    edge_weight = _as_weights(edge_weight, hood, edge_index.shape[1], note)
-    place, loop = edges_between(hood, *edge_index), hood.source == hood.target
-    weight = edge_weight.new_zeros(hood.num_edges).index_add(0, place.clamp(min=0), edge_weight)
-    weighted = weight > 0
-    if (place < 0).any() or (~weighted & ~loop).any():
-        raise ValueError("edge_index and hood must be of the same edges: give that of hood")
-    number = hood.sum(weighted.to(weight))
-    mean = (hood.sum(weight) / number.clamp(min=1)).where(number > 0, 1.0)
-    return weight.where(weighted, mean.index_select(0, hood.row))

@@ -102,7 +102,7 @@ def test_bad_input():
             edge_weights(hood, edge_index, bad)
     other = torch.tensor([[0, 3], [3, 0]])
     for first, second in ((edge_index, other), (other, edge_index)):
-        with pytest.raises(ValueError, match="of the same edges"):
+        with pytest.raises(ValueError, match="of another graph"):
             edge_weights(Neighborhood(first, 9), second, torch.ones(second.shape[1]))
     scores, y, known = torch.randn(9, 3), torch.zeros(9).long(), torch.arange(9) < 3
     right = edge_weights(hood, edge_index, weight)
