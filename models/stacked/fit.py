@@ -33,9 +33,7 @@ RATE, NUM_SAMPLES = 0.1, 8
 #: Pairs of neighbours that shrink their agreement, and labels that priors of shares count as.
 PAIRS, LABELS = 10, 5
 #: Edges of a fold up to which a fit on a device runs on the processor, because each of its many
-#: small calls costs a device more. Times of docs/results/speed.md, linear in the edges, cross near
-#: it. A fit of twice as many edges would take about half as long again there, and a fit of half as
-#: many a quarter longer on the device.
+#: small calls costs a device more. Times of docs/results/speed.md cross near it.
 FEW_EDGES = 50_000
 #: Draws of the parameters, in pairs of opposite deviations from the fit.
 NUM_DRAWS = 16
@@ -251,19 +249,10 @@ def silence(probs: Tensor, y: Tensor, out: Tensor) -> float:
 
 
 def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
-    r"""Posterior mean of the weight :math:`w` of a linear pool with cross-validated weights (Yao et
-    al. 2018, "Using Stacking to Average Bayesian Predictive Distributions", Bayesian Analysis 13),
-
-    .. math::
-
-        p(w) \propto w^{5 h} (1 - w)^{5 (1 - h)}
-            \prod_i \left( w \, p_{-k(i)}(y_i) + (1 - w) \, t_{-k(i)}(y_i) \right)
-
-    over the held-out labels. :math:`p_{-k}` are the marginals of an NMM and :math:`t_{-k}`
-    temperature scaling, both refitted without the fold :math:`k` of the label. The prior counts as
-    five labels, of which the NMM explains the share :math:`h`, the agreement of neighbours; more
-    where scores say nothing. It was chosen on tables that are not reported
-    (``benchmarks/tabular/README.md``).
+    """Posterior mean of the weight of a linear pool (Yao et al. 2018, "Using Stacking to Average
+    Bayesian Predictive Distributions", Bayesian Analysis 13), from log-probabilities of held-out
+    labels without their fold. The prior counts as five labels, of which the NMM explains the share
+    ``agree``. It was chosen on tables that are not reported (``benchmarks/tabular/README.md``).
     """
     share = (torch.arange(200).double() + 0.5) / 200
     pair = torch.stack([nmm, tempered]).double().cpu()[..., None]
@@ -275,16 +264,9 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
 def deviations(formula: Formula, prior: Normal, fold: Fold, number: int = NUM_DRAWS) -> Tensor:
     r"""``(number, d)``: draws of the parameters minus the fitted ones, by the first step of a refit
     to labels with weights :math:`1 + \xi_{bi}` (Newton and Raftery 1994, "Approximate Bayesian
-    Inference with the Weighted Likelihood Bootstrap", Journal of the RSS B 56),
-
-    .. math::
-
-        \theta_b - \hat\theta = H^{-1} \sum_i \xi_{bi} \, g_i, \qquad
-        H = \Lambda + \sum_i g_i g_i^\top, \qquad \xi_{bi} \sim \mathcal{N}(0, 1)
-
-    where :math:`g_i` is the gradient of the log-probability of held-out label ``i``, and
-    :math:`\Lambda` the precision of the prior. Every second draw has the opposite deviation, so
-    that their mean is the fit. Cost: :math:`O(E_\tau C)`.
+    Inference with the Weighted Likelihood Bootstrap", Journal of the RSS B 56): :math:`H^{-1}
+    \sum_i \xi_{bi} g_i`, with gradients :math:`g_i` of labels, the prior's precision
+    :math:`\Lambda` and :math:`H = \Lambda + \sum_i g_i g_i^\top`. Pairs are opposite.
     """
     gradients = label_gradients(formula, fold)
     hessian = gradients.T @ gradients + prior.variance.double().reciprocal().diag()

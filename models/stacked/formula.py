@@ -33,33 +33,29 @@ Tensors = tuple[Tensor, ...]
 #: Means and standard deviations of normal priors, by a parameter's name in ``state_dict()``.
 Prior = Mapping[str, tuple[float, float]]
 
-#: Of an NMM on scores alone. The means did best on five random splits of Cora and of CiteSeer,
-#: none of which is reported.
+#: Of an NMM on scores alone, at a scale relative to temperature scaling. The means did best on five
+#: random splits of Cora and of CiteSeer, none of which is reported.
 ON_SCORES = {
     "log_kappa": (1.0, 1.0),
     "log_floor": (-5.0, 1.0),
     "gamma": (2.0, 1.0),
     "similarity": (1.0, 1.0),
+    "pool.log_scale": (0.0, 1.0),
 }
 #: Of an NMM on pooled scores. Fitted to nearly all labels of 36 splits of three graphs
 #: (`benchmarks.on_top.run priors`). Two of the graphs are reported on other splits, and
-#: docs/results/on-top.md shows priors from other graphs.
+#: docs/results/on-top.md shows priors from other graphs. There is an offset for every class.
 ON_POOL = {
     "log_kappa": (-1.2, 0.7),
     "log_floor": (-5.0, 1.0),
     "gamma": (0.5, 0.5),
     "similarity": (2.4, 0.7),
+    "pool.log_scale": (-0.9, 0.7),
+    "pool.neighbors": (0.8, 0.4),
+    "pool.labels": (0.3, 0.4),
+    "pool.agreement": (-0.2, 0.3),
+    "pool.offsets": (0.0, 0.7),
 }
-#: Of the pool, fitted together with ``ON_POOL``. There is an offset for every class.
-POOL = {
-    "log_scale": (-0.9, 0.7),
-    "neighbors": (0.8, 0.4),
-    "labels": (0.3, 0.4),
-    "agreement": (-0.2, 0.3),
-    "offsets": (0.0, 0.7),
-}
-#: Of scores alone, relative to temperature scaling.
-SCALE = {"log_scale": (0.0, 1.0)}
 #: Of edges that relabel; not chosen on any data.
 RELABEL = {"odds": (-1.0, 1.5)}
 #: What the mean of gamma rises by where neighbours never agree, chosen on splits of heterophilous
@@ -74,7 +70,6 @@ RISE = 3.0
 def prior_of(pool: bool, relabel: bool, changes: Prior) -> dict[str, tuple[float, float]]:
     """The priors of all parameters, some of them changed."""
     priors = (ON_POOL if pool else ON_SCORES) | (RELABEL if relabel else {})
-    priors |= {f"pool.{name}": moments for name, moments in (POOL if pool else SCALE).items()}
     for name, (mean, sd) in changes.items():
         if name not in priors:
             raise ValueError(f"prior must name parameters of {list(priors)}, got {name!r}")
@@ -153,9 +148,11 @@ class PooledScores(nn.Module):
         self.scores_alone = scores_alone
         self.register_buffer("temperature", torch.ones(()))
         self.register_buffer("shares", torch.zeros(num_classes))
-        for name, (mean, _) in (SCALE if scores_alone else POOL).items():
-            size = (num_classes,) if name == "offsets" else ()
-            self.register_parameter(name, nn.Parameter(torch.full(size, mean)))
+        for name, (mean, _) in (ON_SCORES if scores_alone else ON_POOL).items():
+            if name.startswith("pool."):
+                size = (num_classes,) if name == "pool.offsets" else ()
+                value = nn.Parameter(torch.full(size, mean))
+                self.register_parameter(name.removeprefix("pool."), value)
 
     def forward(self, terms: Tensor) -> Tensor:
         """:math:`P`, ``(N, C)``, of :meth:`terms` ``(4, N, C)``."""

@@ -85,19 +85,10 @@ class StackedNMM(nn.Module):
     **New labels** of nodes that the classifier did not learn from: :meth:`update` refits the
     parameters to them, and a posterior has them in :math:`P` and as evidence about choices.
 
-    >>> later = stacked.update(hood, scores, y, train, held_out, num_steps=20)
-    >>> later.posterior(hood, scores, y, train, new=held_out).marginals().argmax(-1)
-    tensor([0, 0, 1, 1])
-
     **Folds.** A classifier that is fitted once for each of ``K`` folds of the labels needs no
     held-out nodes: copies of the graph stand side by side, and copy ``k`` holds out fold ``k``. The
     pool's NMM then has a share :math:`w`, fitted too: each node takes its label from temperature
     scaling with probability :math:`1 - w`.
-
-    >>> folds, both = torch.tensor([0, 1, 0, 1]), scores.expand(2, 4, 2)
-    >>> stacked = StackedNMM(num_classes=2).fit(hood, both, y, folds=folds, num_steps=20)
-    >>> 0 < stacked.share.item() < 1
-    True
 
     **Few labels, no classifier.** The labels' shares replace scores that say nothing, such as
     zeros. If nothing is left of the scores, every known label is held out in one of five folds.

@@ -51,16 +51,9 @@ class StagedPosterior(Posterior):
             y_{\rho_{b-1}})
 
     Earlier labels are known in the pool :math:`P`, and their expected counts are added to
-    ``alpha``. One block is the posterior itself, and one node a block is the chain rule. It has
-    :meth:`log_likelihood`, :meth:`sample` and :meth:`counts`. Other queries would sum over labels
-    of earlier blocks.
-
-    Cost: for each block a pool, :math:`O(E C)` 20 times; :meth:`sample` for each draw and block, of
-    all draws at once.
-
-    :param Formula formula: of one draw of the parameters.
-    :param GraphScores data: the graph and its known labels.
-    :param Tensor block: ``(N,)`` block ``0..B - 1`` of each unobserved node.
+    ``alpha``. One block is the posterior itself, and one node a block is the chain rule. Queries
+    other than :meth:`log_likelihood`, :meth:`sample` and :meth:`counts` would sum over labels of
+    earlier blocks. Cost: a pool for each block, in :meth:`sample` also for each draw.
     """
 
     def __init__(self, formula: Formula, data: GraphScores, block: Tensor) -> None:
