@@ -12,7 +12,6 @@ import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
-import sklearn
 import torch
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
@@ -186,19 +185,6 @@ def test_neighbors_of_any_transformer(fitted):
     assert torch.equal(fit(csr_matrix(ROWS)).hood_.source, model.hood_.source)
 
 
-def test_data_frames_and_sparse_columns():
-    expected = fit_few().label_distributions_
-    with sklearn.config_context(transform_output="pandas"):
-        model = fit_few()
-        assert model.predict_proba(FEW_ROWS[:2]).shape == (2, 3)
-    np.testing.assert_allclose(model.label_distributions_, expected, rtol=1e-5)
-    frame = pd.DataFrame(FEW_ROWS * (FEW_ROWS > 0))
-    sparse = frame.astype(pd.SparseDtype(float, 0.0))
-    model, rows = fit_few(sparse), csr_matrix(frame.to_numpy())
-    assert torch.equal(model.hood_.source, fit_few(rows).hood_.source)
-    assert model.predict_proba(sparse[:2]).shape == (2, 3)
-
-
 FLAT = FunctionTransformer(lambda images: images.reshape(len(images), -1))
 RAW = {
     "texts": ([f"word{label} leaf{i % 3}" for i, label in enumerate(TRUTH)], CountVectorizer()),
@@ -230,17 +216,6 @@ def test_summary(fitted):
     assert fitted.stacked_.summary() in text
     line = fit_few(graph=nx.empty_graph(60)).summary().split("\n")[1]
     assert line == "no two neighbours have labels: it is unknown how often neighbours agree"
-
-
-def test_random_states():
-    """An integer repeats a fit, a generator continues. A forest's zeros have a logarithm."""
-    forest = RandomForestClassifier(5, random_state=0)
-    model = fit(estimator=forest, random_state=np.random.RandomState(3))
-    first = model.label_distributions_
-    assert np.isfinite(first).all()
-    assert np.abs(first - model.fit(ROWS, Y).label_distributions_).max() > 0
-    again = model.set_params(random_state=np.random.RandomState(3)).fit(ROWS, Y)
-    np.testing.assert_array_equal(again.label_distributions_, first)
 
 
 def some(*numbers):

@@ -20,7 +20,7 @@ from stacking import FEW, KINDS, cliques, made, mask, moved, numbers
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, Posterior
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.guides import AmortizedNMM
-from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
+from pyro_nmm.models import PooledScores, StackedNMM
 from pyro_nmm.models.stacked.fit import surrogate
 
 
@@ -91,27 +91,6 @@ def test_pool_is_the_formula(seed):
     torch.testing.assert_close(nothing[2], torch.zeros(9, 3))
 
 
-def test_temperature_scaling_and_a_bias_are_limits():
-    """No sharing, no floor, attention to oneself, and no other evidence than scores."""
-    hood, scores, y, known = (
-        house(),
-        torch.randn(5, 3),
-        torch.tensor([0, 1, 2, 1, 0]),
-        mask(5, 0, 1),
-    )
-    stacked = numbers(StackedNMM(3), log_kappa=30.0, log_floor=-60.0, gamma=60.0)
-    temperature = temperature_scaling(scores, y, ~known)
-    for parameter in stacked.pool.parameters():
-        parameter.data.zero_()
-    stacked.pool.temperature.fill_(temperature)
-    for offsets in (torch.zeros(3), torch.tensor([0.3, -1.0, 0.2])):
-        stacked.pool.offsets.data.copy_(offsets)
-        found = stacked.mixture(hood, scores, y, known).marginals()
-        expected = (scores / temperature + offsets).softmax(-1).float()
-        torch.testing.assert_close(found[2:].float(), expected[2:])
-        torch.testing.assert_close(found[:2], torch.eye(3)[:2].to(found))  # the known labels
-
-
 def test_scores_alone_condition_on_known_labels():
     hood, scores, known = house(), torch.randn(5, 2), mask(5, 0)
     stacked, y = numbers(made("scores", 2), gamma=0.4), torch.tensor([1, 0, 0, 0, 0])
@@ -141,12 +120,11 @@ def test_labels_in_the_pool_are_no_evidence_about_choices():
     torch.testing.assert_close(more.marginals()[3], joint / joint.sum())
 
 
-@pytest.mark.parametrize("kind", ["scores", "pool"])
-def test_gradient_of_the_conditional_bound(kind):
+def test_gradient_of_the_conditional_bound():
     """The surrogate's mean gradient is the enumerated bound's, in every parameter."""
     torch.manual_seed(1)
     hood = to_hood(nx.path_graph(4))
-    stacked, scores = numbers(made(kind, 2), log_kappa=-0.5), torch.randn(4, 2)  # strong sharing
+    stacked, scores = numbers(StackedNMM(2), log_kappa=-0.5), torch.randn(4, 2)  # strong sharing
     y, order, known = torch.tensor([0, 1, 0, 0]), torch.tensor([1, 3, 0, 2]), mask(4, 1, 3)
     parameters = list(stacked.parameters())
 
@@ -180,13 +158,11 @@ def test_is_a_network_for_svi():
     assert "pool.labels" in " ".join(pyro.get_param_store().keys())
 
 
-@pytest.mark.parametrize("kind", ["pool", "scores", "share"])
-def test_posterior_without_known_labels(kind):
-    """It is the mixture, in every query."""
+def test_posterior_without_known_labels():
+    """It is the mixture, in every query, also beside temperature scaling."""
     hood, scores, y = house(), torch.randn(5, 3), torch.arange(5) % 3
-    stacked = moved(made("pool" if kind == "share" else kind))
-    if kind == "share":
-        stacked.share.fill_(0.7)
+    stacked = moved(StackedNMM(3))
+    stacked.share.fill_(0.7)
     known = hood, scores, torch.full((5,), -1), mask(5)
     mix, posterior = stacked.mixture(*known), stacked.posterior(*known)
     pairs = torch.tensor([[0, 2, 1], [1, 4, 1]])
