@@ -43,7 +43,6 @@ from pyro_nmm.models.random_fields import (
 from pyro_nmm.models.stacked import (
     PooledScores,
     StackedNMM,
-    edge_weights,
     random_blocks,
     temperature_scaling,
 )
@@ -53,7 +52,7 @@ __all__ = [
     "Emission", "FieldPrior", "FreeNMM", "HiddenField", "MarginalField", "MeanFieldCorrection",
     "NMMNetwork", "NormalEmission", "PairwiseMRF", "Parameters", "PooledScores", "StackedNMM",
     "accuracy",
-    "annealed_log_normalizer", "coarse_to_fine", "compatibility", "edge_weights", "fit_field",
+    "annealed_log_normalizer", "coarse_to_fine", "compatibility", "fit_field",
     "grid_edges", "hidden_field", "information", "ising", "ising_posterior", "leave_one_out",
     "nmm", "node_plate", "potts", "random_blocks",
     "temperature_scaling",

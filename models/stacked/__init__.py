@@ -7,13 +7,11 @@ from pyro_nmm.models.stacked.fit import bounded_temperature, temperature_scaling
 from pyro_nmm.models.stacked.formula import PooledScores
 from pyro_nmm.models.stacked.model import StackedNMM
 from pyro_nmm.models.stacked.stages import random_blocks
-from pyro_nmm.models.stacked.table import edge_weights
 
 __all__ = [
     "PooledScores",
     "StackedNMM",
     "bounded_temperature",
-    "edge_weights",
     "random_blocks",
     "temperature_scaling",
 ]

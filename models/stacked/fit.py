@@ -19,7 +19,6 @@ from pyro_nmm.blocks import row_blocks
 from pyro_nmm.fitting import Steps, minimise, with_gradients
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.table import GraphScores, as_scores, side_by_side
-from pyro_nmm.neighborhood import edges_between
 from pyro_nmm.ops.marginals import node_marginals
 from pyro_nmm.relabel import KEEP, Channel, entries_at
 
@@ -102,7 +101,6 @@ class Fold:
     observed: Tensor  #: mask of nodes that the mixture is conditioned on
     held_out: Tensor  #: mask
     copy: Tensor  #: number of the graph of each node, where several are side by side
-    edge_weight: Tensor | None = None
 
     @classmethod
     def of(cls, formula: Formula, data: GraphScores, out: Tensor, copy: int = 0) -> "Fold":
@@ -113,11 +111,8 @@ class Fold:
         kept = rows.source.unique()
         # Nodes without a label here keep the edge from themselves only.
         ends = torch.searchsorted(kept, torch.stack([rows.source, rows.target]))
-        near, weight = Neighborhood(ends, len(kept)), data.edge_weight
-        if weight is not None:
-            weight = weight[edges_between(data.hood, kept[near.source], kept[near.target])]
-        labels = data.y[kept], observed[kept], out[kept]
-        return cls(near, inputs[..., kept, :], *labels, torch.full_like(kept, copy), weight)
+        labels = data.y[kept], observed[kept], out[kept], torch.full_like(kept, copy)
+        return cls(Neighborhood(ends, len(kept)), inputs[..., kept, :], *labels)
 
     @classmethod
     def of_copies(
@@ -127,8 +122,7 @@ class Fold:
         on the processor if a fit is faster there."""
         fold = side_by_side([cls.of(formula, *each, k) for k, each in enumerate(copies)])
         if fold.hood.device.type != "cpu" and fold.hood.num_edges <= FEW_EDGES:
-            found = ((name, value) for name, value in vars(fold).items() if value is not None)
-            fold = cls(**{name: value.to("cpu") for name, value in found})
+            fold = cls(**{name: value.to("cpu") for name, value in vars(fold).items()})
         return fold, [fold.held_out & (fold.copy == k) for k in range(len(copies))]
 
 
@@ -155,7 +149,7 @@ def maximise(formula: Formula, prior: Normal, fold: Fold, steps: Steps) -> Tenso
     given, out = (mask.nonzero()[:, 0] for mask in (fold.observed, fold.held_out))
 
     def backward(step: int) -> float:
-        parameters = formula.with_values(numbers)(fold.hood, fold.inputs, fold.edge_weight)
+        parameters = formula.with_values(numbers)(fold.hood, fold.inputs)
         mixture = NeighborMixture(fold.hood, *parameters, validate_args=False)
         order = torch.cat([shuffled(given), shuffled(out)])
         q = mixture.in_order(fold.y, fold.observed | fold.held_out, order)
@@ -192,13 +186,12 @@ def evidence_of(
         parts = parts_of(fold.held_out, FOLDS)
     scaled, y = fold.inputs[0, fold.held_out], fold.y[fold.held_out]
     rows = fold.hood.restrict(fold.held_out)
-    weight = None if fold.edge_weight is None else fold.edge_weight[rows.edge]
 
     def by_pool(candidate: Formula) -> Tensor:
         return entries_at(candidate.probs(fold.inputs[:, fold.held_out]), y).log()
 
     def by_nmm(candidate: Formula) -> Tensor:
-        return label_log_probs(candidate, rows, fold.inputs, weight, y)
+        return label_log_probs(candidate, rows, fold.inputs, y)
 
     def refitted(log_probs: Callable[[Formula], Tensor], some: Tensor) -> Tensor:
         """Of all labels, by values that are refitted to some."""
@@ -223,11 +216,9 @@ def evidence_of(
     return {name: -values.mean().item() for name, values in by.items()}, share
 
 
-def label_log_probs(
-    formula: Formula, rows: Neighborhood, inputs: Tensor, weight: Tensor | None, y: Tensor
-) -> Tensor:
+def label_log_probs(formula: Formula, rows: Neighborhood, inputs: Tensor, y: Tensor) -> Tensor:
     """``(n,)``: of each label of some rows alone, by the NMM, of the inputs of all nodes."""
-    alpha, logits, *relabel = formula(rows, inputs, weight)
+    alpha, logits, *relabel = formula(rows, inputs)
     channel = Channel(relabel[0]) if relabel else KEEP
     return entries_at(node_marginals(rows, alpha, rows.softmax(logits), channel), y).log()
 
@@ -289,7 +280,6 @@ def label_gradients(formula: Formula, fold: Fold) -> Tensor:
         own = numbers.repeat(part.num_rows, 1).requires_grad_()
         each = formula.with_values(own.index_select(0, part.row))
         inputs = fold.inputs.index_select(-2, part.source).double()
-        weight = None if fold.edge_weight is None else fold.edge_weight[part.edge]
-        log_probs = label_log_probs(each, stars, inputs, weight, fold.y[part.nodes])
+        log_probs = label_log_probs(each, stars, inputs, fold.y[part.nodes])
         gradients += torch.autograd.grad(log_probs.sum(), own)
     return torch.cat(gradients).nan_to_num(0.0, 0.0, 0.0)  # of a label without a probability

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn.functional import one_hot
-from torch_geometric.utils import cumsum, segment
+from torch_geometric.utils import cumsum
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import check_each_call, check_integers, expect
@@ -106,10 +106,10 @@ class PooledScores(nn.Module):
         R &= (1 - g) \sum_{r=0}^{19} g^r W^r Y + g^{20} W^{20} Y
 
     with scores :math:`x`, ``(N, C)``, at temperature :math:`t`. A step of the walk :math:`W` goes
-    to a node of :math:`n(i)`, uniformly or in proportion to edge weights. :math:`Y` holds the known
-    labels, one-hot, and zeros for other nodes. :math:`\pi` is the share of each label, :math:`g =
-    .9` and :math:`\tau = .01`. :math:`\ell` is label propagation (Zhou et al. 2003, "Learning with
-    Local and Global Consistency", NeurIPS) relative to the shares, and zero if no label is known.
+    to a node of :math:`n(i)`. :math:`Y` holds the known labels, one-hot, and zeros for other nodes.
+    :math:`\pi` is the share of each label, :math:`g = .9` and :math:`\tau = .01`. :math:`\ell` is
+    label propagation (Zhou et al. 2003, "Learning with Local and Global Consistency", NeurIPS)
+    relative to the shares, and zero if no label is known.
     A negative :math:`\eta` corrects overconfidence where a node agrees with its neighbours (Hsu et
     al. 2022, "What Makes Graph Neural Networks Miscalibrated?", NeurIPS). With :math:`s = 1` and
     :math:`a = \lambda = \eta = 0` this is temperature scaling with a bias (Alexandari et al. 2020,
@@ -164,14 +164,11 @@ class PooledScores(nn.Module):
     def extra_repr(self) -> str:
         return f"{readable(self)}, temperature={self.temperature.item():.4g}"
 
-    def terms(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor,
-        edge_weight: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def terms(self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor) -> Tensor:
         r"""``(4, N, C)``: :math:`\log p`, :math:`m`, :math:`\ell` and :math:`(A - .75) \log p`, of
         arguments as for :meth:`StackedNMM.forward`. Cost: :math:`O(E C)`, 21 times.
         """
-        data = GraphScores.of(hood, scores, y, known, edge_weight)
+        data = GraphScores.of(hood, scores, y, known)
         return terms_of(data, self.temperature, self.shares, self.scores_alone)
 
 
@@ -210,10 +207,9 @@ def terms_of(data: GraphScores, temperature: Tensor, shares: Tensor, alone: bool
 
 def mean_of_neighbors(data: GraphScores, values: Tensor, num_steps: int = 0) -> Tensor:
     """Means of values ``(N, K)`` of neighbours, or label spreading by so many of these steps."""
-    hood, weight = data.hood, data.scores.new_ones(data.hood.num_edges)
-    weight = weight if data.edge_weight is None else data.edge_weight.to(weight)
-    matrix = sparse_csr(hood.ptr, hood.source, weight, (hood.num_nodes, hood.num_nodes))
-    total = segment(weight, hood.ptr)[:, None]
+    hood, ones = data.hood, data.scores.new_ones(data.hood.num_edges)
+    matrix = sparse_csr(hood.ptr, hood.source, ones, (hood.num_nodes, hood.num_nodes))
+    total = hood.ptr.diff()[:, None]
     if not num_steps:
         return (matrix @ values).div_(total)
     return spread(lambda reached: (matrix @ reached).div_(total), values, DAMPING, num_steps)
@@ -263,15 +259,13 @@ class Formula:
         """``(N, C)``: :math:`P`."""
         return pooled(inputs, *(v for k, v in self.values.items() if k.startswith("pool.")))
 
-    def __call__(self, rows: Neighborhood, inputs: Tensor, weight: Tensor | None) -> Tensors:
+    def __call__(self, rows: Neighborhood, inputs: Tensor) -> Tensors:
         """``alpha`` of all nodes, and ``logits`` and perhaps ``relabel`` of some rows' edges."""
         probs = self.probs(inputs)
         floor = self.values["log_floor"].exp() / probs.shape[-1]
         alpha = self.values["log_kappa"].exp() * (probs + floor)
         similarity, gamma = (self.values[name].squeeze(-1) for name in ("similarity", "gamma"))
         logits = attention_scores(rows, probs, similarity, gamma)
-        if weight is not None:
-            logits = logits + weight.to(logits).log()
         if self.compatibility is None:
             return alpha, logits
         keep, borrowed = torch.eye(len(self.compatibility)).to(probs), rows.source != rows.target

@@ -96,8 +96,6 @@ class StackedNMM(nn.Module):
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
     label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
 
-    **Edge weights** multiply the attention (``logits`` get their logarithms) and the pool's walk.
-
     **Scores alone.** With ``pool=False``, :math:`P_j` is the softmax of the scores times
     :math:`s`, relative to temperature scaling, and known labels are conditioned on: in a fit the
     training labels come first in every order, and :meth:`mixture` needs no ``y`` and no ``known``.
@@ -158,9 +156,8 @@ class StackedNMM(nn.Module):
         return Formula(values, *fixed, float(self.share))
 
     def _read(
-        self, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None,
-        edge_weight: Any = None, new: Any = None,
-    ) -> GraphScores:  # fmt: skip
+        self, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, new: Any = None
+    ) -> GraphScores:
         """A checked graph with scores and labels, which are evidence if scores are alone."""
         check_hood(hood)
         if (y is None or known is None) and not self.pool.scores_alone:
@@ -168,7 +165,7 @@ class StackedNMM(nn.Module):
                 "y and known are needed: the labels that are known, and where, are a part of what "
                 "is pooled; on a graph without any, give a mask that selects no node"
             )
-        data = GraphScores.of(hood, scores, y, known, edge_weight, new)
+        data = GraphScores.of(hood, scores, y, known, new)
         if data.scores.shape[1] != len(self.pool.shares):
             must = f"({hood.num_nodes}, {len(self.pool.shares)}), num_classes columns"
             raise ValueError(f"scores must have shape {must}, got {tuple(data.scores.shape)}")
@@ -178,7 +175,7 @@ class StackedNMM(nn.Module):
 
     def forward(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
-        known: Tensor | None = None, edge_weight: Tensor | None = None,
+        known: Tensor | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, at least in single precision; with
         a compatibility matrix ``relabel``, ``(num_edges, C, C)``, too. All methods take tensors or
@@ -189,17 +186,14 @@ class StackedNMM(nn.Module):
         :param Tensor y: ``(N,)`` or ``(N, 1)`` labels, read where known.
         :param Tensor known: ``(N,)`` boolean mask. It may select nothing, for example on a graph
             without labels with the parameters of another graph.
-        :param Tensor edge_weight: ``(num_edges,)`` positive weights, see
-            :func:`~pyro_nmm.models.edge_weights`; in all calls or in none.
         """
-        data, formula = self._read(hood, scores, y, known, edge_weight), self.formula
-        return formula(hood, formula.inputs(data), data.edge_weight)
+        data, formula = self._read(hood, scores, y, known), self.formula
+        return formula(hood, formula.inputs(data))
 
     @with_gradients
     def fit(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor | None = None,
-        held_out: Tensor | None = None, *, folds: Tensor | None = None,
-        edge_weight: Tensor | None = None, num_steps: int = 150,
+        held_out: Tensor | None = None, *, folds: Tensor | None = None, num_steps: int = 150,
         progress: Callable[[range], Iterable[int]] = iter,
     ) -> "StackedNMM":  # fmt: skip
         r"""Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that
@@ -223,19 +217,19 @@ class StackedNMM(nn.Module):
             if train is not None or held_out is not None:
                 raise ValueError("folds says which labels are held out: leave out train, held_out")
             scores, folds = _folds_of(hood, scores, folds)
-            tables = [self._read(hood, each, y, folds >= 0, edge_weight) for each in scores]
+            tables = [self._read(hood, each, y, folds >= 0) for each in scores]
             return self._fit([(data, folds == k) for k, data in enumerate(tables)], steps)
         if train is None or held_out is None:
             raise ValueError("train and held_out are needed, or scores (K, N, C) and their folds")
         train, held_out = disjoint_masks(hood, train=train, held_out=held_out)
         held_out = some_of(held_out, MOST_HELD_OUT)
-        data = self._read(hood, scores, y, train | held_out, edge_weight)
+        data = self._read(hood, scores, y, train | held_out)
         return self._fit([(data, held_out)], steps)
 
     @with_gradients
     def update(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, new: Tensor, *,
-        edge_weight: Tensor | None = None, num_steps: int = 60,
+        num_steps: int = 60,
     ) -> "StackedNMM":  # fmt: skip
         """Refit the parameters, from their present values, to all labels known by now. Each of five
         folds of them is held out given the others, which :meth:`posterior` takes as ``new``.
@@ -244,7 +238,7 @@ class StackedNMM(nn.Module):
             which the classifier did not learn: the held-out nodes of :meth:`fit`, and later ones.
         """
         train, new = disjoint_masks(hood, train=train, new=new)
-        data = self._read(hood, scores, y, train, edge_weight, new)
+        data = self._read(hood, scores, y, train, new)
         data = replace(data, known=data.known | data.evidence)
         copies = [(data, part) for part in parts_of(new, FOLDS)]
         return self._fit(copies, Steps(num_steps, RATE), afresh=False)
@@ -290,7 +284,7 @@ class StackedNMM(nn.Module):
 
     def mixture(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
-        known: Tensor | None = None, edge_weight: Tensor | None = None,
+        known: Tensor | None = None,
     ) -> NeighborMixture:  # fmt: skip
         """The fitted distribution of all labels, with a pool given the known ones: a known node
         keeps its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
@@ -298,15 +292,15 @@ class StackedNMM(nn.Module):
 
         :raises ValueError: also before :meth:`fit`, ``load_state_dict`` or an optimiser's step.
         """
-        data = self._read(hood, scores, y, known, edge_weight)
+        data = self._read(hood, scores, y, known)
         [formula] = self._formulas()
         inputs = formula.inputs(data)
-        return next(formula.mixtures(data, inputs, [formula(hood, inputs, data.edge_weight)]))
+        return next(formula.mixtures(data, inputs, [formula(hood, inputs)]))
 
     @torch.no_grad()
     def posterior(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, *,
-        new: Tensor | None = None, edge_weight: Tensor | None = None, num_draws: int = NUM_DRAWS,
+        new: Tensor | None = None, num_draws: int = NUM_DRAWS,
         stages: Tensor | None = None,
     ) -> Posterior:  # fmt: skip
         """The distribution of all labels given the known ones, averaged over draws of the
@@ -327,7 +321,7 @@ class StackedNMM(nn.Module):
         check_integers(0, num_draws=num_draws)
         if num_draws > NUM_DRAWS:
             raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
-        data = self._read(hood, scores, y, known, edge_weight, new)
+        data = self._read(hood, scores, y, known, new)
         formulas = self._formulas(num_draws)
         if self.updated:
             data = replace(data, known=data.known | data.evidence)

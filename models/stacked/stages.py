@@ -27,7 +27,7 @@ NUM_SAMPLES = 64
 def posteriors(formulas: Sequence[Formula], data: GraphScores, num_samples: int) -> list[Posterior]:
     """One for each formula, given the known labels."""
     inputs, observed = formulas[0].inputs(data), data.known | data.evidence
-    every = (formula(data.hood, inputs, data.edge_weight) for formula in formulas)
+    every = (formula(data.hood, inputs) for formula in formulas)
     mixtures = formulas[0].mixtures(data, inputs, every)
     return [given(mixture, data, observed, num_samples) for mixture in mixtures]
 
@@ -70,7 +70,7 @@ class StagedPosterior(Posterior):
         inputs = self.inputs.repeat(1, len(y), 1)
         inputs[2] = propagated(replace(data, y=y, known=known)).flatten(0, 1)
         copies = side_by_side([replace(data, y=labels, known=known) for labels in y])
-        parameters = formula(copies.hood, inputs, copies.edge_weight)
+        parameters = formula(copies.hood, inputs)
         revealed = copies.known & ~data.known.repeat(len(y))
         parameters = counted(copies, inputs, formula.share, revealed, *parameters)
         # A known node has a source of its own, so only new labels are conditioned on.

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""A classifier's scores, known labels and edge weights on a graph, checked once."""
+"""A classifier's scores and known labels on a graph, checked once."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import cumsum
 
-from pyro_nmm import Neighborhood, edge_values
-from pyro_nmm.arguments import as_expected, as_set, as_tensor, expect, is_kind
-from pyro_nmm.graph_arguments import check_all_rows, check_hood, check_label_range, in_single
+from pyro_nmm import Neighborhood
+from pyro_nmm.arguments import as_set, as_tensor, expect, is_kind
+from pyro_nmm.graph_arguments import check_hood, check_label_range, in_single
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.neighborhood import edges_between
 
@@ -30,26 +30,20 @@ class GraphScores:
     y: Tensor  #: ``(N,)`` labels, read where known
     known: Tensor  #: ``(N,)`` mask of the labels in the pool
     evidence: Tensor  #: ``(N,)`` mask of the labels that are evidence about choices
-    edge_weight: Tensor | None = None  #: ``(num_edges,)`` positive, in the order of ``hood``
 
     @classmethod
     def of(
-        cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None,
-        edge_weight: Any = None, new: Any = None,
-    ) -> "GraphScores":  # fmt: skip
+        cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, new: Any = None
+    ) -> "GraphScores":
         """Of tensors or arrays. Without ``y`` no label is known; ``new`` ones are evidence."""
         check_hood(hood)
         if hood.bipartite:
             cure = "take Neighborhood(edge_index, num_nodes), whose sources are nodes"
             raise ValueError(f"hood has sources that are no nodes: {cure}")
         scores = as_scores(scores, hood.num_nodes, hood.device)
-        if edge_weight is not None:
-            check_all_rows(hood)
-            note = "one per edge of hood: pyro_nmm.models.edge_weights makes them of PyG's"
-            edge_weight = _positive(edge_weight, hood, hood.num_edges, note)
         none = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
         if y is None or known is None:
-            return cls(hood, scores, none.long(), none, none, edge_weight)
+            return cls(hood, scores, none.long(), none, none)
         y = as_tensor("y", y, hood.device, masked=-1)
         if y.dim() == 2 and y.shape[1] == 1:  # as OGB has labels
             y = y[:, 0]
@@ -63,7 +57,7 @@ class GraphScores:
             rows = hood.restrict(every)
             cure = "count labels from 0, and leave unlabelled nodes out of train, held_out, known"
             check_label_range(rows, y[rows.nodes], scores.shape[1], "scores have", cure)
-        return cls(hood, scores, y, known, none, edge_weight)
+        return cls(hood, scores, y, known, none)
 
     @property
     def certain(self) -> Tensor:
@@ -100,40 +94,6 @@ def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def _positive(edge_weight: Any, hood: Neighborhood, number: int, note: str) -> Tensor:
-    weight = as_expected("edge_weight", edge_weight, (number,), like=hood, note=note)
-    if not weight.is_floating_point() or not (weight.isfinite() & (weight > 0)).all():
-        cure = "leave out the edges whose weight is zero"
-        raise ValueError(f"edge_weight must be finite positive floating-point numbers: {cure}")
-    return weight
-
-
-def edge_weights(hood: Neighborhood, edge_index: Any, edge_weight: Any) -> Tensor:
-    r"""Edge weights in the order of ``hood``, as :class:`~pyro_nmm.models.StackedNMM` takes them:
-    :func:`~pyro_nmm.edge_values` that adds the weights of an edge that is listed twice. A self-loop
-    without a weight gets the mean of the weights into its node, or 1 if there are none.
-
-    >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    >>> hood = Neighborhood(edge_index, num_nodes=3)
-    >>> edge_weights(hood, edge_index, torch.tensor([4.0, 4.0, 2.0, 2.0]))
-    tensor([4., 4., 4., 3., 2., 2., 2.])
-
-    :param Neighborhood hood: all rows.
-    :param Tensor edge_index: ``(2, E)`` the edges that ``hood`` is made of, also as an array.
-    :param Tensor edge_weight: ``(E,)`` positive numbers, likewise.
-    :return: ``(num_edges,)``. Cost: :math:`O(E \log E)`.
-    :raises ValueError: for other shapes or numbers, and if the two are not the same edges.
-    """
-    check_all_rows(hood)
-    edge_index = as_tensor("edge_index", edge_index, hood.device)
-    note = "one for each edge of edge_index"
-    weight = _positive(edge_weight, hood, edge_index.shape[-1], note)
-    weight = edge_values(hood, edge_index, weight, fill_value=0.0, reduce="sum")
-    number = hood.sum((weight > 0).to(weight))
-    mean = (hood.sum(weight) / number.clamp(min=1)).where(number > 0, 1.0)
-    return weight.where(weight > 0, mean.index_select(0, hood.row))
-
-
 def side_by_side(parts: Sequence[Part]) -> Part:
     """The disjoint union of graphs with tables of nodes."""
     fields = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
@@ -144,8 +104,7 @@ def side_by_side(parts: Sequence[Part]) -> Part:
         for name in ("nodes", "source")
     )
     ptr = cumsum(torch.cat([hood.ptr.diff() for hood in hoods]))
-    found = ((name, each) for name, each in fields.items() if each[0] is not None)
-    tables = {name: torch.cat(each, -2 if each[0].dim() > 1 else 0) for name, each in found}
+    tables = {k: torch.cat(each, -2 if each[0].dim() > 1 else 0) for k, each in fields.items()}
     kind: Any = type(parts[0])
     return kind(hood=Neighborhood.of_rows(first[-1], nodes, ptr, source), **tables)
 

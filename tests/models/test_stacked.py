@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 from stacking import FEW, KINDS, cliques, made, mask, moved, numbers
+from torch_geometric.data import Batch, Data
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, Posterior
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
@@ -27,18 +28,18 @@ from pyro_nmm.models.stacked.fit import surrogate
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_the_formula(kind):
     hood, scores, y, known = house(), torch.randn(5, 3), torch.arange(5) % 3, mask(5, 0, 3)
-    stacked, weight = moved(made(kind), 1.0), torch.rand(hood.num_edges) + 0.5
+    stacked = moved(made(kind), 1.0)
     values = {name: value.detach() for name, value in stacked.named_parameters()}
     kappa, floor = values["log_kappa"].exp(), values["log_floor"].exp()
     if kind == "scores":
         probs = (values["pool.log_scale"].exp() * scores).softmax(-1)
     else:
-        probs = stacked.pool(stacked.pool.terms(hood, scores, y, known, weight))
-    alpha, logits, *relabel = stacked(hood, scores, y, known, weight)
+        probs = stacked.pool(stacked.pool.terms(hood, scores, y, known))
+    alpha, logits, *relabel = stacked(hood, scores, y, known)
     torch.testing.assert_close(alpha, kappa * (probs + floor / 3))
     for e, (i, j) in enumerate(zip(hood.target.tolist(), hood.source.tolist(), strict=True)):
         cosine = probs[i] @ probs[j] / (probs[i].norm() * probs[j].norm())
-        value = values["similarity"] * cosine + values["gamma"] * (i == j) + weight[e].log()
+        value = values["similarity"] * cosine + values["gamma"] * (i == j)
         torch.testing.assert_close(logits[e], value)
         for change in relabel:
             rate, keep = values["odds"].sigmoid() * (i != j), torch.eye(3)
@@ -71,10 +72,10 @@ def test_pool_is_the_formula(seed):
     torch.manual_seed(seed)
     hood = to_hood(nx.gnp_random_graph(9, 0.3, seed=seed))
     scores, y, known = 2 * torch.randn(9, 3), torch.randint(3, (9,)), torch.rand(9) < 0.4
-    weight, pool = torch.rand(hood.num_edges) + 0.1, moved(PooledScores(3), 1.0)
+    pool = moved(PooledScores(3), 1.0)
     pool.temperature.fill_(1.7)
     pool.shares.copy_(0.3 * torch.rand(3))
-    walk = torch.zeros(9, 9).index_put((hood.target, hood.source), weight)
+    walk = torch.zeros(9, 9).index_put((hood.target, hood.source), torch.ones(()))
     walk, labels = walk / walk.sum(1, keepdim=True), torch.zeros(9, 3)
     labels[known, y[known]] = 1.0
     power = [torch.linalg.matrix_power(walk, r) @ labels for r in range(21)]
@@ -86,7 +87,7 @@ def test_pool_is_the_formula(seed):
     logits = (pool.log_scale.exp() + pool.agreement * (agree - 0.75)) * own.log()
     logits = logits + pool.neighbors * (walk @ own + 1e-3).log()
     logits = logits + pool.labels * above.log() + pool.offsets
-    torch.testing.assert_close(pool(pool.terms(hood, scores, y, known, weight)), logits.softmax(-1))
+    torch.testing.assert_close(pool(pool.terms(hood, scores, y, known)), logits.softmax(-1))
     nothing = pool.terms(hood, scores, torch.full((9,), -1), mask(9))
     torch.testing.assert_close(nothing[2], torch.zeros(9, 3))
 
@@ -221,3 +222,19 @@ def test_new_labels_are_evidence_and_in_the_pool():
         expected = NeighborMixture(hood, alpha, logits).condition(y, some).marginals()
         assert found.observed.equal(train | some)
         torch.testing.assert_close(found.marginals()[~train], expected[~train], rtol=0, atol=0.05)
+
+
+def test_several_graphs_are_one():
+    """A graph's marginals are its own, whatever graphs are beside it."""
+    graphs = [nx.cycle_graph(5), nx.path_graph(4)]
+    data = [Data(edge_index=torch.stack([to_hood(graph).source, to_hood(graph).target]),
+                 num_nodes=len(graph)) for graph in graphs]  # fmt: skip
+    both = Batch.from_data_list(data)
+    scores, y = torch.randn(9, 3), torch.full((9,), -1)
+    stacked = StackedNMM(3)
+    stacked.gamma.data.fill_(0.4)
+    hood = Neighborhood(both.edge_index, both.num_nodes)
+    found = stacked.mixture(hood, scores, y, mask(9)).marginals().split([5, 4])
+    for graph, own, marginals in zip(graphs, scores.split([5, 4]), found, strict=True):
+        alone = stacked.mixture(to_hood(graph), own, y[: len(own)], mask(len(own)))
+        torch.testing.assert_close(alone.marginals(), marginals)

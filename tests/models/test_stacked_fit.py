@@ -29,8 +29,8 @@ from pyro_nmm.models.stacked.table import GraphScores
 FOLDS = 3
 
 
-def on_graph(hood, scores, y, known, weight=None):
-    return GraphScores(hood, scores, y, known, torch.zeros_like(known), weight)
+def on_graph(hood, scores, y, known):
+    return GraphScores(hood, scores, y, known, torch.zeros_like(known))
 
 
 def independent(seed=0):
@@ -138,12 +138,11 @@ def test_labels_outside_the_masks_are_never_read(call):
 
 def test_nodes_that_no_labelled_node_may_choose_are_left_out():
     hood, scores, y, train, held_out = few_labels()
-    weight, formula, folds = torch.rand(hood.num_edges) + 0.1, made("scores").formula, []
+    formula, folds = made("scores").formula, []
     for more in (0, 7):  # isolated nodes
         wide = Neighborhood(torch.stack([hood.source, hood.target]), 60 + more)
         sets = [torch.cat([s, s.new_zeros(more)]) for s in (y, train & False, train, held_out)]
-        weights = torch.cat([weight, torch.ones(more)])
-        data = GraphScores(wide, torch.cat([scores, scores[:more]]), *sets[:3], weights)
+        data = GraphScores(wide, torch.cat([scores, scores[:more]]), *sets[:3])
         folds.append(vars(Fold.of(formula, data, sets[3])))
     assert repr(folds[0].pop("hood")) == repr(folds[1].pop("hood"))
     torch.testing.assert_close(*folds)
@@ -202,15 +201,15 @@ def problem():
 
 def test_folds_are_copies_of_the_graph(problem):
     hood, scores, y, folds = problem
-    edges, weight = torch.stack([hood.source, hood.target]), torch.rand(hood.num_edges) + 0.5
+    edges = torch.stack([hood.source, hood.target])
     wide = Neighborhood(torch.cat([edges + 60 * k for k in range(FOLDS)], 1), FOLDS * 60)
     known = torch.cat([(folds >= 0) & (folds != k) for k in range(FOLDS)])
     out = torch.cat([folds == k for k in range(FOLDS)])
     whole = wide, scores.reshape(-1, 3), y.repeat(FOLDS), known, out
     fits = []
     for given, options in (
-        (problem[:3], {"folds": folds, "edge_weight": weight}),
-        (whole, {"edge_weight": weight.repeat(FOLDS)}),
+        (problem[:3], {"folds": folds}),
+        (whole, {}),
     ):
         torch.manual_seed(0)
         fits.append([*made("scores").fit(*given, **options, num_steps=30).parameters()])
@@ -269,11 +268,10 @@ def test_summary(problem):
 def test_gradients_of_labels(kind):
     """One backward pass has those of each label alone."""
     hood, scores, y, train, held_out = cliques()
-    weight, columns = torch.rand(hood.num_edges) + 0.5, []
-    stacked = made(kind).fit(hood, scores, y, train, held_out, edge_weight=weight, **FEW)
-    data = on_graph(hood, scores, y, train | held_out, weight)
+    columns, stacked = [], made(kind).fit(hood, scores, y, train, held_out, **FEW)
+    data = on_graph(hood, scores, y, train | held_out)
     fold = Fold.of(stacked.formula, data, held_out)
-    mixture = NeighborMixture(fold.hood, *stacked.formula(fold.hood, fold.inputs, fold.edge_weight))
+    mixture = NeighborMixture(fold.hood, *stacked.formula(fold.hood, fold.inputs))
     for row in fold.held_out.nonzero()[:, 0]:
         stacked.zero_grad()
         mixture.marginals()[row, fold.y[row]].log().backward(retain_graph=True)
