@@ -21,7 +21,7 @@ from pyro_nmm.labels import check_same_order, in_label_order
 from pyro_nmm.models.annotators.answers import Entries, read_answers
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.pool import Walk, pool_of
-from pyro_nmm.models.hidden import Values, fit_field, mixture_em
+from pyro_nmm.models.hidden import FieldRun, Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
 
 
@@ -116,8 +116,8 @@ class Annotators:
             expect_all("pred_probs", pred_probs, pred_probs >= 0, "be probabilities")
             expect_all("pred_probs", total, (total - 1).abs() < 1e-3, "have rows that sum to one")
         emission, table = self._with_silence(table)
-        options = {"num_starts": 1 if self.named else 5} | options
-        field = fit_field(emission, hood, table, edge_attr, **options)
+        run = FieldRun(**{"num_starts": 1 if self.named else 5} | options)
+        field = fit_field(emission, hood, table, edge_attr, options=run)
         with torch.no_grad():
             return pool_of(field, table, walk or Walk.on_field(field), pred_probs)
 

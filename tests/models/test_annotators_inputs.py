@@ -65,7 +65,9 @@ def test_refusals(row):
         Annotators(3).fit(graph, answers, **options, **SHORT)
 
 
-def test_refusals_of_constructors():
+def test_refusals_of_options():
+    with pytest.raises(TypeError, match="known"):  # of 0.3
+        Annotators(3).fit(EDGES, TABLE, known=TRUTH)
     for name in ("num_labels", "num_types", "num_answers"):
         with pytest.raises(ValueError, match=name):
             Annotators(**{"num_labels": 2} | {name: 1})

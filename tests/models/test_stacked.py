@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pyro.infer import SVI, TraceGraph_ELBO
 from pyro.optim import Adam
 from stacking import FEW, KINDS, cliques, made, mask, moved, numbers
-from torch_geometric.data import Batch, Data
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, Posterior
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
@@ -159,23 +158,6 @@ def test_is_a_network_for_svi():
     assert "pool.labels" in " ".join(pyro.get_param_store().keys())
 
 
-def test_posterior_without_known_labels():
-    """It is the mixture, in every query, also beside temperature scaling."""
-    hood, scores, y = house(), torch.randn(5, 3), torch.arange(5) % 3
-    stacked = moved(StackedNMM(3))
-    stacked.share.fill_(0.7)
-    known = hood, scores, torch.full((5,), -1), mask(5)
-    mix, posterior = stacked.mixture(*known), stacked.posterior(*known)
-    pairs = torch.tensor([[0, 2, 1], [1, 4, 1]])
-    torch.testing.assert_close(posterior.marginals(), mix.marginals())
-    torch.testing.assert_close(posterior.pairwise(pairs), mix.pairwise(pairs))
-    joint = (each.log_marginal(pairs[0], y[:3]) for each in (posterior, mix))
-    torch.testing.assert_close(*joint)
-    rates = torch.nn.functional.one_hot(posterior.sample((20_000,)), 3).double().mean(0)
-    error = (mix.marginals() * (1 - mix.marginals()) / 20_000).sqrt()
-    assert ((rates - mix.marginals()).abs() < 5 * error + 1e-6).all()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_mixture_has_the_gradient_of_scores(kind):
     """And none of the fitted parameters."""
@@ -222,19 +204,3 @@ def test_new_labels_are_evidence_and_in_the_pool():
         expected = NeighborMixture(hood, alpha, logits).condition(y, some).marginals()
         assert found.observed.equal(train | some)
         torch.testing.assert_close(found.marginals()[~train], expected[~train], rtol=0, atol=0.05)
-
-
-def test_several_graphs_are_one():
-    """A graph's marginals are its own, whatever graphs are beside it."""
-    graphs = [nx.cycle_graph(5), nx.path_graph(4)]
-    data = [Data(edge_index=torch.stack([to_hood(graph).source, to_hood(graph).target]),
-                 num_nodes=len(graph)) for graph in graphs]  # fmt: skip
-    both = Batch.from_data_list(data)
-    scores, y = torch.randn(9, 3), torch.full((9,), -1)
-    stacked = StackedNMM(3)
-    stacked.gamma.data.fill_(0.4)
-    hood = Neighborhood(both.edge_index, both.num_nodes)
-    found = stacked.mixture(hood, scores, y, mask(9)).marginals().split([5, 4])
-    for graph, own, marginals in zip(graphs, scores.split([5, 4]), found, strict=True):
-        alone = stacked.mixture(to_hood(graph), own, y[: len(own)], mask(len(own)))
-        torch.testing.assert_close(alone.marginals(), marginals)
