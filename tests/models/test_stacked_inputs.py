@@ -7,6 +7,7 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from graphs import house
@@ -22,6 +23,14 @@ KNOWN = torch.tensor([False, True, False, True, True])
 def problem():
     torch.manual_seed(0)
     return house(), torch.randn(5, 3), torch.tensor([0, 1, 2, 1, 0])
+
+
+def test_labels_as_columns_and_masked():
+    hood, scores, y = problem()
+    stacked, masked = moved(StackedNMM(3)), np.ma.array(y.numpy(), mask=~KNOWN.numpy())
+    for labels in (y[:, None].numpy(), masked):
+        found = stacked(hood, scores, labels, KNOWN)
+        torch.testing.assert_close(found, stacked(hood, scores, y, KNOWN))
 
 
 @pytest.mark.parametrize("options", [{}, {"prior": {"gamma": (1.0, 0.5)}}])
