@@ -54,7 +54,7 @@ def edge_values(
     edge_index: Tensor,
     values: Tensor,
     *,
-    fill_value: Any = None,
+    fill_value: float | None = None,
     reduce: str | None = None,
 ) -> Tensor:
     r"""Values of edges in the order of ``hood``, as ``logits`` must be: by row, then by source.
@@ -74,9 +74,8 @@ def edge_values(
 
     :param Tensor edge_index: ``(2, E)``, of ``hood`` in any order, with or without self-loops.
     :param Tensor values: ``(..., E)``.
-    :param fill_value: for self-loops that ``edge_index`` lacks, an error without it. As a logit, 0
-        is neutral and ``-inf`` switches them off: isolated nodes then have no neighbour. For
-        weights give ``"mean"``, as in PyG: the mean of the edges into a node, or 1 without any.
+    :param float fill_value: for self-loops that ``edge_index`` lacks, an error without it. As a
+        logit, 0 is neutral and ``-inf`` switches them off: isolated nodes then have no neighbour.
     :param str reduce: for edges that ``edge_index`` lists several times, as for PyG's ``scatter``:
         ``"sum"`` of attention or weights, ``"mean"``, ``"max"``. They are an error without it.
     :return: ``(..., num_edges)``, with the gradient of the values. Cost: :math:`O(E \log E)`.
@@ -90,9 +89,8 @@ def edge_values(
     expect_all("values", values, values < torch.inf, "not be NaN or +inf")
     if reduce not in (None, "sum", "mean", "max", "min", "mul"):
         raise ValueError(f"reduce must be 'sum', 'mean', 'max', 'min' or 'mul', got {reduce!r}")
-    number = isinstance(fill_value, Real) and fill_value == fill_value
-    if fill_value not in (None, "mean") and not number:
-        raise ValueError(f"fill_value must be a number, -inf or 'mean', got {fill_value!r}")
+    if fill_value is not None and not (isinstance(fill_value, Real) and fill_value == fill_value):
+        raise ValueError(f"fill_value must be a number or -inf, got {fill_value!r}")
     place = edges_between(hood, *edge_index)
     if (place < 0).any():
         edge = edge_index[:, place < 0][:, 0].tolist()
@@ -108,9 +106,5 @@ def edge_values(
             edge = [int(end[wrong][0]) for end in (hood.source, hood.target)]
             raise ValueError(f"edge_index {error.format(edge)}")
     ordered = scatter(values, place, -1, hood.num_edges, reduce or "sum")
-    if fill_value == "mean":
-        into = hood.sum((~lost).long())
-        mean = (hood.sum(ordered) / into).where(into > 0, 1.0)
-        return ordered.where(~lost, mean.index_select(-1, hood.row))
-    whole = fill_value is None or isinstance(fill_value, Integral)
-    return torch.where(lost, (fill_value or 0) if whole else float(fill_value), ordered)
+    fill = fill_value or 0
+    return torch.where(lost, fill if isinstance(fill, Integral) else float(fill), ordered)

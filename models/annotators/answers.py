@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_expected, expect, expect_all
-from pyro_nmm.edges import edges_of
 from pyro_nmm.labels import as_array, check_same_order, is_missing
 
 
@@ -70,29 +69,25 @@ class Entries:
         return log.new_zeros(self.shape[0], log.shape[1]).index_add(0, self.node, rows)
 
 
-def integers(name: str, data: Any, shape: tuple, hood: Neighborhood) -> Tensor:
-    """Integers of a tensor, an array, a list or a data frame, -1 where they are missing."""
-    check_same_order(name, data)
-    array = as_array(name, data.to_numpy() if hasattr(data, "to_numpy") else data)
+def read_answers(data: Any, hood: Neighborhood) -> Tensor:
+    """``(N, M)`` integers of a tensor, an array, a list or a data frame, -1 where missing."""
+    check_same_order("answers", data)
+    array = as_array("answers", data.to_numpy() if hasattr(data, "to_numpy") else data)
     if isinstance(array, np.ndarray) and array.dtype.kind == "O":
         entries = [np.nan if is_missing(entry) else entry for entry in array.flat]
         array = np.array(entries).reshape(array.shape)
     if isinstance(array, np.ndarray) and array.dtype.kind == "U":
         cure = "pandas.factorize, or numpy.unique(..., return_inverse=True), makes integers of it"
-        raise ValueError(f"{name} must hold integers, -1 or NaN if missing, got text: {cure}")
+        raise ValueError(f"answers must hold integers, -1 or NaN if missing, got text: {cure}")
     if hasattr(array, "tocsr") or getattr(array, "layout", torch.strided) != torch.strided:
-        raise ValueError(f"{name} must be dense, with -1 for missing ones: label 0 is no gap")
-    table = as_expected(name, array, shape, like=hood, note="-1 or NaN if missing")
+        raise ValueError("answers must be dense, with -1 for missing ones: label 0 is no gap")
+    shape, must = (hood.num_nodes, "M"), "-1 or NaN if missing"
+    table = as_expected("answers", array, shape, like=hood, note=must)
     if table.is_floating_point():
         table = table.masked_fill(table.isnan(), -1)
-        expect_all(name, table, table == table.long(), "hold integers, -1 or NaN if missing")
+        expect_all("answers", table, table == table.long(), f"hold integers, {must}")
         table = table.long()
-    return expect(name, table, kind="labels").long()
-
-
-def read_answers(data: Any, hood: Neighborhood) -> Tensor:
-    """``(N, M)`` answers, -1 if missing, some of every annotator."""
-    table = integers("answers", data, (hood.num_nodes, "M"), hood)
+    table = expect("answers", table, kind="labels").long()
     silent = (table == -1).all(0)
     if silent.all():
         raise ValueError(f"answers of shape {tuple(table.shape)} hold none: all are -1 or NaN")
@@ -100,15 +95,3 @@ def read_answers(data: Any, hood: Neighborhood) -> Tensor:
         place = int(silent.nonzero()[0])
         raise ValueError(f"answers hold none of annotator {place}: leave that column out")
     return table
-
-
-def edges_and_size(graph: Any, answers: Any) -> tuple[Tensor, int]:
-    """Edges and the number of nodes of a graph that is no neighborhood."""
-    edges, size = edges_of(graph)
-    if size is None:
-        size = answers.shape[0] if hasattr(answers, "shape") else len(answers)
-        top = int(edges.max()) if edges.numel() else -1
-        if top >= size:  # nodes without edges have answers
-            must = f"answers must have a row for each node, got {size}"
-            raise ValueError(f"graph holds node id {top}, but {must}: -1 or NaN is no answer")
-    return edges, size

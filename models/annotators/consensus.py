@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.models.annotators.answers import Entries
-from pyro_nmm.models.hidden import HiddenField, allowed_labels
+from pyro_nmm.models.hidden import HiddenField
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Consensus:
     nodes. The graph's powers are multiplied by :math:`g = t - 1`, between zero and one, and those
     of ``pred_probs`` by their own. With the larger :math:`g` the shares have the power
     :math:`1 - g`, and the answers :math:`g w + 1 - g`. If no node has two answers the powers are
-    fixed. Known labels move all powers, and :math:`w` may then exceed one.
+    fixed.
 
     >>> from torch_geometric.utils import grid
     >>> from pyro_nmm.models import Annotators
@@ -71,8 +71,7 @@ class Consensus:
     def log_prior(self) -> Tensor:
         r"""``(N, C)``: :math:`\sum_q b_q \log \nu_q`, of each node without its own answers."""
         logs = [self.powers[name] * prior.double().log() for name, prior in self.priors.items()]
-        known = allowed_labels(self.field.known, self.field.hood, self.probs.shape[1])
-        return torch.stack([*logs, known.double()]).sum(0)
+        return torch.stack(logs).sum(0)
 
     def information_gain(self) -> Tensor:
         """``(N, M)``: what one more answer of each annotator would say about each node's label, in
@@ -82,28 +81,30 @@ class Consensus:
         plain = replace(emission, num_answers=size, num_types=None, aligned=emission.named)
         confusion = plain.maximise(Entries.of(self.answers), probs, {})["confusion"]
         answers = torch.einsum("nk,mka->nma", probs, confusion)
-        known = torch.einsum("nk,mka->nm", probs, torch.special.entr(confusion))
-        gain = torch.special.entr(answers).sum(-1) - known
+        expected = torch.einsum("nk,mka->nm", probs, torch.special.entr(confusion))
+        gain = torch.special.entr(answers).sum(-1) - expected
         return gain.clamp(min=0).masked_fill(self.answers >= 0, 0).to(self.probs)
 
     def summary(self) -> str:
         """What was fitted, how answers and neighbours count, and warnings."""
-        there, labelled = self.answers >= 0, self.field.known is not None
+        there = self.answers >= 0
         number, nodes = int(there.sum()), int(there.any(1).sum())
-        of = f"{number:,} answers of {there.shape[1]:,} annotators"
-        about = f"{nodes:,} of {len(there):,} nodes, {self.probs.shape[1]} labels"
         powers = ", ".join(f"{name} {power:.2f}" for name, power in self.powers.items())
-        lines = [f"{of} about {about}", f"powers: {powers}"]
-        if self.powers["shares"] > 0 and not labelled:
-            used = f"{1 - self.powers['shares']:.0%} of the pool, the rest from the answers alone"
+        lines = [
+            f"{number:,} answers of {there.shape[1]:,} annotators about {nodes:,} of "
+            f"{len(there):,} nodes, {self.probs.shape[1]} labels",
+            f"powers: {powers}",
+        ]
+        if self.powers["shares"] > 0:
             bad = "neighbours predict answers badly, a graph that does not fit"
+            used = f"{1 - self.powers['shares']:.0%} of the pool, the rest from the answers alone"
             lines.append(f"warning: {bad}: {used}")
-        if nodes == number and not labelled:
+        if nodes == number:
             lines.append(
                 "warning: no node has two answers: powers are defaults, confidence is a guess"
             )
         sure = self.probs[there.any(1)].double().amax(1)
-        error = 2 * (sure * (1 - sure)).sum().sqrt().item() / max(1, nodes)  # two standard errors
+        error = 2 * (sure * (1 - sure)).sum().sqrt().item() / nodes  # two standard errors
         if error > 0.08:
             beside = f"the accuracy may differ from the confidence {sure.mean():.2f}"
             lines.append(f"warning: {nodes} answered nodes are few: {beside} by {error:.2f}")

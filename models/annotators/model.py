@@ -15,12 +15,13 @@ from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_expected, check_integers, expect_all
+from pyro_nmm.edges import edges_of
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import check_same_order, in_label_order
-from pyro_nmm.models.annotators.answers import Entries, edges_and_size, integers, read_answers
+from pyro_nmm.models.annotators.answers import Entries, read_answers
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.pool import Walk, pool_of
-from pyro_nmm.models.hidden import Values, fit_field, mixture_em
+from pyro_nmm.models.hidden import FieldRun, Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
 
 
@@ -74,16 +75,16 @@ class Annotators:
     @with_gradients
     def fit(
         self, graph: Neighborhood | Data | Tensor, answers: Any, edge_attr: Tensor | None = None, *,
-        known: Any = None, pred_probs: Any = None, **options,
+        pred_probs: Any = None, **options,
     ) -> Consensus:  # fmt: skip
         """Fit the model, and pool the answers about each node with its neighbours.
 
         :param graph: a neighborhood of your choice; or PyG's ``Data``, an ``edge_index`` or a
             sparse matrix of edges, whose sources are then nodes within two hops.
         :param answers: ``(N, M)`` integers, -1, NaN or masked if missing: a tensor, an array, or a
-            data frame with a column for each annotator.
+            data frame with a column for each annotator. True labels of some nodes are the answers
+            of one more annotator.
         :param Tensor edge_attr: features of the edges of a neighborhood, such as hops.
-        :param known: ``(N,)`` true labels of some nodes, -1 or NaN elsewhere.
         :param pred_probs: ``(N, C)`` out-of-sample probabilities of a classifier of the nodes'
             features, as cleanlab has them: it has not learned the labels of the nodes that it
             predicts. It may learn labels of a first consensus.
@@ -95,30 +96,31 @@ class Annotators:
         if not isinstance(hood, Neighborhood):
             if edge_attr is not None:
                 raise ValueError("edge_attr belongs to a Neighborhood: pass one as graph")
-            ends, num_nodes = edges_and_size(graph, answers)
-            hood, edge_attr = hops(ends, num_nodes)
-            walk = Walk.on_graph(ends, num_nodes)
-        table = Entries.of(self.check(hood, answers)).table()
-        check_same_order("pred_probs", pred_probs, "answers", answers)
-        check_same_order("known", known, "answers", answers)
+            edges, size = edges_of(graph)
+            if size is None:
+                size = answers.shape[0] if hasattr(answers, "shape") else len(answers)
+                if edges.numel() and (top := int(edges.max())) >= size:
+                    must = f"answers must have a row for each node, got {size}"
+                    cure = "-1 or NaN is no answer"
+                    raise ValueError(f"graph holds node id {top}, but {must}: {cure}")
+            hood, edge_attr = hops(edges, size)
+            walk = Walk.on_graph(edges, size)
+        table = self.check(hood, answers).table()
         if pred_probs is not None:
+            check_same_order("pred_probs", pred_probs, "answers", answers)
             pred_probs = in_label_order(pred_probs)
             shape = hood.num_nodes, self.num_labels
             pred_probs = as_expected("pred_probs", pred_probs, shape, kind="float", like=hood)
             total = pred_probs.double().sum(1)
             expect_all("pred_probs", pred_probs, pred_probs >= 0, "be probabilities")
             expect_all("pred_probs", total, (total - 1).abs() < 1e-3, "have rows that sum to one")
-        if known is not None:
-            known = integers("known", known, (hood.num_nodes,), hood)
-        options = {"num_starts": 1 if self.named else 5} | options
         emission, table = self._with_silence(table)
-        field = fit_field(emission, hood, table, edge_attr, known, **options)
+        run = FieldRun(**{"num_starts": 1 if self.named else 5} | options)
+        field = fit_field(emission, hood, table, edge_attr, options=run)
         with torch.no_grad():
-            pool = pool_of(field, table, walk or Walk.on_field(field), pred_probs)
-        priors = {name: prior.to(field.probs) for name, prior in pool.priors.items()}
-        return Consensus(field, table, pool.probs.to(field.probs), priors, pool.powers)
+            return pool_of(field, table, walk or Walk.on_field(field), pred_probs)
 
-    def check(self, hood: Neighborhood, data: Any) -> Tensor | Entries:
+    def check(self, hood: Neighborhood, data: Any) -> Entries:
         """Entries of the answers ``(N, M)``, or an error that names what is wrong."""
         table = read_answers(data.table() if isinstance(data, Entries) else data, hood)
         number, top = self._num_answers(table), int(table.max())
@@ -202,7 +204,7 @@ class Annotators:
         prior's shape if all answers are few.
         """
         prior = self._pseudo_counts(counts)
-        # Nodes of a label that no answer names show little: it would spread from a few known ones.
+        # Nodes of a label that no answer names show little.
         counts = counts * (counts.sum((0, 1))[: len(prior), None] > 0)
         (together,) = _towards(shares(prior), counts.sum(0, keepdim=True))
         return _towards(together, counts)
@@ -213,26 +215,23 @@ class Annotators:
         if not self.named:
             found = self.maximise(entries, probs, values)
             return {name: value.double() for name, value in found.items()}
-        number = values["confusion"].shape[-1]
-        return {"confusion": self.shrunk(entries.confusion(probs[entries.node], number))}
+        counts = entries.confusion(probs[entries.node], self._num_answers(entries))
+        return {"confusion": self.shrunk(counts)}
 
-    def alone(self, entries: Entries, allowed: Tensor, values: Values) -> Tensor:
-        """``(N, C)``: labels from the answers without a graph, and from log-likelihoods ``(N, C)``
-        of known labels. Answers that name labels start EM at the majority vote, with matrices as of
-        :meth:`shrunk`; other ones have the fitted ``values``."""
+    def alone(self, entries: Entries, values: Values) -> Tensor:
+        """``(N, C)``: labels from the answers without a graph. Answers that name labels start EM at
+        the majority vote, with matrices as of :meth:`shrunk`; others have the fitted ``values``."""
         if not self.named:
-            evidence = self.log_prob(values, entries).double() + allowed
+            evidence = self.log_prob(values, entries).double()
             share = shares(evidence.softmax(-1).sum(0) + 1)
             return (evidence + share.log()).softmax(-1)
         # If no node has two answers nothing is known about any annotator: matrices are the prior's.
         several = entries.number().max() > 1
         probs = several * self._votes(entries).double()
         for _ in range(30 if several else 1):
-            matrices = self.shrunk(
-                entries.confusion(probs[entries.node], self._num_answers(entries))
-            )
-            share = shares(probs.sum(0) + 1)
-            probs = (entries.evidence(matrices) + share.log() + allowed).softmax(-1)
+            confusion = self.without(entries, probs, values)["confusion"]
+            evidence = entries.evidence(confusion)
+            probs = (evidence + shares(probs.sum(0) + 1).log()).softmax(-1)
         return probs
 
     @property

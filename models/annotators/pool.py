@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.functional import logsigmoid
 from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyro_nmm.fitting import minimise
 from pyro_nmm.models.annotators.answers import Entries
-from pyro_nmm.models.hidden import HiddenField, allowed_labels
-from pyro_nmm.sparse import sparse_coo
+from pyro_nmm.models.annotators.consensus import Consensus
+from pyro_nmm.models.hidden import HiddenField
+from pyro_nmm.sparse import sparse_coo, spread
 
 # Chosen on development sets: small simulated crowds of other seeds than the page of results has,
 # CiteSeer, digits with other classifiers, and labels from an NMM. "Half" and "twice" are the mean
@@ -74,19 +75,35 @@ class Walk:
         """``(N, C)``: the mean of the neighbours."""
         return self.there @ (labels if self.back is None else self.back @ labels)
 
-    def labels(self, observed: Tensor, part: Tensor, num_steps: int = 50) -> Tensor:
+    def labels(self, observed: Tensor, part: Tensor) -> Tensor:
         """Distributions ``(N, C)`` around each node, equal shares if a walk meets no label. Those
         of a node's ``part`` are left out for it; ``observed`` is zero at nodes without any."""
-
-        def ends(observed: Tensor) -> Tensor:
-            labels = observed
-            for _ in range(num_steps):
-                labels = self.damping * self.step(labels) + (1 - self.damping) * observed
-            return labels
-
-        found = _left_out(observed, part, ends)
+        found = _left_out(observed, part, lambda seen: spread(self.step, seen, self.damping, 50))
         total = found.sum(-1, keepdim=True)
         return torch.where(total > 0, found / total, 1 / observed.shape[1])
+
+    def potts(self, evidence: Tensor, part: Tensor) -> Tensor:
+        r"""Softmax of the second term, ``(N, C)``, in the mean field of a Potts model,
+
+        .. math::
+
+            q_i \propto \exp \Bigl( e_i + \tfrac{2.5}{\sqrt{d_i}} \sum_{j \sim i} q_j \Bigr)
+
+        Label spreading is linear and mild, but in the Potts model neighbours that agree convince
+        each other. Over sources :math:`d_i` is the inverse sum of squared attention. The evidence
+        of a node's ``part`` is left out for it. Steps are damped by one half.
+        """
+        squares, rows = self.there.values().square(), self.there.crow_indices().diff()
+        total = torch.segment_reduce(squares, "sum", lengths=rows, initial=0)
+        strength = STRENGTH * total.clamp(min=torch.finfo(total.dtype).tiny).rsqrt()[:, None]
+
+        def around(seen: Tensor) -> Tensor:
+            labels = seen.softmax(-1)
+            for _ in range(30):
+                labels = (labels + (seen + strength * self.step(labels)).softmax(-1)) / 2
+            return (strength * self.step(labels)).softmax(-1)
+
+        return _left_out(evidence, part, around)
 
 
 def _shares(rows: Tensor, columns: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -103,30 +120,6 @@ def _left_out(observed: Tensor, part: Tensor, around: Callable[[Tensor], Tensor]
         here = part == number
         labels[here] = around(observed.masked_fill(here[:, None], 0))[here]
     return labels
-
-
-def potts_labels(walk: Walk, evidence: Tensor, part: Tensor, num_steps: int = 30) -> Tensor:
-    r"""Softmax of the second term, ``(N, C)``, in the mean field of a Potts model,
-
-    .. math::
-
-        q_i \propto \exp \Bigl( e_i + \tfrac{2.5}{\sqrt{d_i}} \sum_{j \sim i} q_j \Bigr)
-
-    Label spreading is linear and mild, but in the Potts model neighbours that agree convince each
-    other. Over sources :math:`d_i` is the inverse sum of squared attention. The evidence of a
-    node's ``part`` is left out for it. Steps are damped by one half.
-    """
-    shares, rows = walk.there.values(), walk.there.crow_indices().diff()
-    squares = torch.segment_reduce(shares.square(), "sum", lengths=rows, initial=0)
-    strength = STRENGTH * squares.clamp(min=torch.finfo(squares.dtype).tiny).rsqrt()[:, None]
-
-    def around(observed: Tensor) -> Tensor:
-        labels = observed.softmax(-1)
-        for _ in range(num_steps):
-            labels = (labels + (observed + strength * walk.step(labels)).softmax(-1)) / 2
-        return (strength * walk.step(labels)).softmax(-1)
-
-    return _left_out(evidence, part, around)
 
 
 class LeftOut(NamedTuple):
@@ -158,38 +151,27 @@ def left_out_answers(field: HiddenField, entries: Entries, probs: Tensor, part: 
     return LeftOut(evidence, *(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-class Pool(NamedTuple):
-    """Label distributions of the nodes, and what they are made of."""
-
-    probs: Tensor  #: ``(N, C)``
-    priors: dict[str, Tensor]  #: ``(N, C)`` label distributions that enter it
-    powers: dict[str, float]  #: of the priors, and of the answers
-
-
 def pool_of(
     field: HiddenField, table: Tensor, walk: Walk, classifier: Tensor | None = None
-) -> Pool:
+) -> Consensus:
     """Pool the answers ``(N, M)`` with the neighbours, and with predictions of a classifier."""
     emission: Any = field.emission
     entries = Entries.of(table)
     # Ten parts of the nodes whose answers are left out (5: +.009, +.039; 20: -.002, +.008).
     part = torch.randperm(len(table), device=table.device) % 10
-    allowed = allowed_labels(field.known, field.hood, field.probs.shape[1]).double()
-    certain = (table >= 0).any(1) | allowed.isinf().any(1)
-    simple = emission.alone(entries, allowed, field.values).double()
+    silent = (table < 0).all(1, keepdim=True)
     several = bool(entries.number().max() > 1)
+    simple = emission.alone(entries, field.values).double()
 
     def around(probs: Tensor) -> tuple[LeftOut, Tensor]:
         answers = left_out_answers(field, entries, probs.to(field.probs), part)
-        near = (answers.evidence + allowed).softmax(-1).masked_fill(~certain[:, None], 0)
-        return answers, walk.labels(near, part)
+        return answers, walk.labels(answers.evidence.softmax(-1).masked_fill(silent, 0), part)
 
-    def pooled(answers: LeftOut, ends: Tensor, **more: Tensor) -> Pool:
+    def pooled(answers: LeftOut, ends: Tensor, **more: Tensor) -> Consensus:
         """Pool the shares of the labels and other priors, each with its gate."""
-        evidence = (1.0 if several else ALONE) * answers.evidence
-        near = {"walk": ends, "potts": potts_labels(walk, evidence + allowed, part)}
-        gates = [weight, weight, *(gate(prior, answers, allowed) for prior in more.values())]
-        priors = {"shares": simple.mean(0).expand_as(simple)} | near | more
+        potts = walk.potts((1.0 if several else ALONE) * answers.evidence, part)
+        gates = [weight, weight, *(gate(prior, answers) for prior in more.values())]
+        priors = {"shares": simple.mean(0).expand_as(simple), "walk": ends, "potts": potts} | more
         priors = {name: _away_from_zero(prior) for name, prior in priors.items()}
         logs = torch.stack([prior.log() for prior in priors.values()], 1)
         if several:
@@ -201,18 +183,14 @@ def pool_of(
         top = max(gates)
         gated, own = powers[:-1] * powers.new_tensor(gates), top * powers[-1:] + 1 - top
         powers = torch.cat([own.new_tensor([1 - top]), gated, own])
-        if field.known is not None:
-            # Answers cannot show a label that none names, nor can it show what they count for.
-            shown = torch.isin(field.known, entries.answer) if emission.named else field.known >= 0
-            known = field.known.masked_fill(~shown, -1)
-            powers = refit_powers(powers, logs, answers.evidence, known)
         logits = torch.einsum("npc,p->nc", logs, powers[:-1]) + powers[-1] * answers.evidence
+        priors = {name: prior.to(field.probs) for name, prior in priors.items()}
         named = dict(zip([*priors, "answers"], powers.tolist(), strict=True))
-        return Pool((logits + allowed).softmax(-1), priors, named)
+        return Consensus(field, table, logits.softmax(-1).to(field.probs), priors, named)
 
     # Matrices come from the field if the graph predicts answers, else from the answers alone.
     answers, ends = around(simple)
-    weight = gate(ends, answers, allowed)
+    weight = gate(ends, answers)
     if weight > 0:
         answers, ends = around(weight * field.probs + (1 - weight) * simple)
     if weight > 0 and not several:
@@ -222,17 +200,14 @@ def pool_of(
     return pooled(answers, ends, **({} if classifier is None else {"classifier": classifier}))
 
 
-def gate(prior: Tensor, answers: LeftOut, allowed: Tensor) -> float:
+def gate(prior: Tensor, answers: LeftOut) -> float:
     """Weight of a prior, from zero to one: by how many standard errors over nodes it gives more to
-    the labels that answers mean, and to known labels, than to those of other nodes' answers. A
-    graph or a classifier that predicts no answers must not overrule any, nor does it show whether
-    annotators err together."""
-    known = allowed.isinf().any(1).nonzero()[:, 0]
-    node = torch.cat([answers.node, known])
-    labels = torch.cat([answers.single, allowed[known]]).softmax(-1)
-    there = node.bincount(minlength=len(prior)) > 0
-    gain = (labels * (prior - prior[there].mean(0))[node]).sum(-1)
-    gain = gain.new_zeros(len(there)).index_add(0, node, gain)[there]
+    the labels that answers mean than to those of other nodes' answers. A graph or a classifier that
+    predicts no answers must not overrule any, nor does it show whether annotators err together."""
+    there = answers.node.bincount(minlength=len(prior)) > 0
+    more = (prior - prior[there].mean(0))[answers.node]
+    gain = (answers.single.softmax(-1) * more).sum(-1)
+    gain = gain.new_zeros(len(there)).index_add(0, answers.node, gain)[there]
     errors = gain.mean() / (gain.std(correction=0) / len(gain) ** 0.5 + 1e-12)
     return (errors - INFORMED + 1).clamp(0, 1).item()
 
@@ -273,22 +248,3 @@ def fit_powers(log_priors: Tensor, answers: LeftOut) -> Tensor:
 
     minimise(loss, [free], 60)
     return torch.cat([free[:-2].exp(), free[-2:-1].sigmoid()]).detach()
-
-
-def refit_powers(powers: Tensor, log_priors: Tensor, evidence: Tensor, known: Tensor) -> Tensor:
-    """Powers from known labels, with those from the answers as the mean of a Normal prior of their
-    logarithms, of standard deviation one."""
-    rows = (known >= 0) & (evidence.abs().sum(1) > 0)
-    if not rows.any():
-        return powers
-    start = powers.clamp(min=0.01).log()  # known labels can raise powers that answers do not
-    free = start.clone().requires_grad_()
-
-    def loss() -> Tensor:
-        logits = torch.einsum("npc,p->nc", log_priors[rows], free[:-1].exp())
-        logits = logits + free[-1].exp() * evidence[rows]
-        loss = cross_entropy(logits, known[rows], reduction="sum")
-        return loss + (free - start).square().sum() / 2
-
-    minimise(loss, [free], 60)
-    return free.exp().detach()

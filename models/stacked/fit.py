@@ -19,9 +19,8 @@ from pyro_nmm.blocks import row_blocks
 from pyro_nmm.fitting import Steps, minimise, with_gradients
 from pyro_nmm.models.stacked.formula import Formula
 from pyro_nmm.models.stacked.table import GraphScores, as_scores, side_by_side
-from pyro_nmm.neighborhood import edges_between
-from pyro_nmm.ops.marginals import node_log_probs, node_marginals
-from pyro_nmm.relabel import Channel, entries_at
+from pyro_nmm.ops.marginals import node_marginals
+from pyro_nmm.relabel import KEEP, Channel, entries_at
 
 #: Candidates of the labels' probabilities.
 TEMPERED, POOL, NMM = "temperature scaling", "pool", "NMM"
@@ -33,9 +32,7 @@ RATE, NUM_SAMPLES = 0.1, 8
 #: Pairs of neighbours that shrink their agreement, and labels that priors of shares count as.
 PAIRS, LABELS = 10, 5
 #: Edges of a fold up to which a fit on a device runs on the processor, because each of its many
-#: small calls costs a device more. Times of docs/results/speed.md, linear in the edges, cross near
-#: it. A fit of twice as many edges would take about half as long again there, and a fit of half as
-#: many a quarter longer on the device.
+#: small calls costs a device more. Times of docs/results/speed.md cross near it.
 FEW_EDGES = 50_000
 #: Draws of the parameters, in pairs of opposite deviations from the fit.
 NUM_DRAWS = 16
@@ -100,10 +97,10 @@ class Fold:
     y: Tensor
     observed: Tensor  #: mask of nodes that the mixture is conditioned on
     held_out: Tensor  #: mask
-    edge_weight: Tensor | None = None
+    copy: Tensor  #: number of the graph of each node, where several are side by side
 
     @classmethod
-    def of(cls, formula: Formula, data: GraphScores, out: Tensor) -> "Fold":
+    def of(cls, formula: Formula, data: GraphScores, out: Tensor, copy: int = 0) -> "Fold":
         """Some known labels, held out, given the others."""
         data = replace(data, known=data.known & ~out, evidence=data.evidence & ~out)
         inputs, observed = formula.inputs(data), data.evidence
@@ -111,18 +108,19 @@ class Fold:
         kept = rows.source.unique()
         # Nodes without a label here keep the edge from themselves only.
         ends = torch.searchsorted(kept, torch.stack([rows.source, rows.target]))
-        near, weight = Neighborhood(ends, len(kept)), data.edge_weight
-        if weight is not None:
-            weight = weight[edges_between(data.hood, kept[near.source], kept[near.target])]
-        labels = data.y[kept], observed[kept], out[kept]
-        return cls(near, inputs[..., kept, :], *labels, weight)
+        labels = data.y[kept], observed[kept], out[kept], torch.full_like(kept, copy)
+        return cls(Neighborhood(ends, len(kept)), inputs[..., kept, :], *labels)
 
-    def on_processor(self) -> "Fold":
-        """The same, on the processor if a fit is faster there."""
-        if self.hood.device.type == "cpu" or self.hood.num_edges > FEW_EDGES:
-            return self
-        found = ((name, value) for name, value in vars(self).items() if value is not None)
-        return Fold(**{name: value.to("cpu") for name, value in found})
+    @classmethod
+    def of_copies(
+        cls, formula: Formula, copies: Sequence[tuple[GraphScores, Tensor]]
+    ) -> tuple["Fold", list[Tensor]]:
+        """Held-out nodes of copies of a graph, side by side, and masks of them for each copy. It is
+        on the processor if a fit is faster there."""
+        fold = side_by_side([cls.of(formula, *each, k) for k, each in enumerate(copies)])
+        if fold.hood.device.type != "cpu" and fold.hood.num_edges <= FEW_EDGES:
+            fold = cls(**{name: value.to("cpu") for name, value in vars(fold).items()})
+        return fold, [fold.held_out & (fold.copy == k) for k in range(len(copies))]
 
 
 def parts_of(mask: Tensor, number: int) -> list[Tensor]:
@@ -142,23 +140,13 @@ def shuffled(nodes: Tensor) -> Tensor:
     return nodes[torch.randperm(len(nodes), device=nodes.device)]
 
 
-def fold_of(
-    formula: Formula, copies: Sequence[tuple[GraphScores, Tensor]]
-) -> tuple[Fold, list[Tensor]]:
-    """Held-out nodes of copies of a graph, side by side, and masks of them for each copy."""
-    every = [Fold.of(formula, data, out) for data, out in copies]
-    fold = (side_by_side(every) if len(every) > 1 else every[0]).on_processor()
-    copy = torch.cat([torch.full_like(each.y, k) for k, each in enumerate(every)]).to(fold.y)
-    return fold, [fold.held_out & (copy == k) for k in range(len(every))]
-
-
 def maximise(formula: Formula, prior: Normal, fold: Fold, steps: Steps) -> Tensor:
     """``(d,)``: the formula's values, fitted by steps from its own."""
     numbers = nn.Parameter(formula.numbers().to(fold.inputs))
     given, out = (mask.nonzero()[:, 0] for mask in (fold.observed, fold.held_out))
 
     def backward(step: int) -> float:
-        parameters = formula.with_values(numbers)(fold.hood, fold.inputs, fold.edge_weight)
+        parameters = formula.with_values(numbers)(fold.hood, fold.inputs)
         mixture = NeighborMixture(fold.hood, *parameters, validate_args=False)
         order = torch.cat([shuffled(given), shuffled(out)])
         q = mixture.in_order(fold.y, fold.observed | fold.held_out, order)
@@ -167,13 +155,11 @@ def maximise(formula: Formula, prior: Normal, fold: Fold, steps: Steps) -> Tenso
         loss.backward()
         return loss.item()
 
+    def rate(step: int) -> float:
+        return min(1, 2 - 2 * step / steps.num_steps)
+
     optimizer = torch.optim.Adam([numbers], lr=steps.lr, betas=(0.9, 0.99))
-    steps.train(
-        nn.ParameterList([numbers]),
-        optimizer,
-        backward,
-        lambda k: min(1, 2 - 2 * k / steps.num_steps),
-    )
+    steps.train(nn.ParameterList([numbers]), optimizer, backward, rate)
     return numbers.detach()
 
 
@@ -196,55 +182,42 @@ def evidence_of(
         fold = replace(fold, held_out=some_of(fold.held_out, MOST_LABELS))
         parts = parts_of(fold.held_out, FOLDS)
     scaled, y = fold.inputs[0, fold.held_out], fold.y[fold.held_out]
+    rows = fold.hood.restrict(fold.held_out)
+
+    def by_pool(candidate: Formula) -> Tensor:
+        return entries_at(candidate.probs(fold.inputs[:, fold.held_out]), y).log()
+
+    def by_nmm(candidate: Formula) -> Tensor:
+        return label_log_probs(candidate, rows, fold.inputs, y)
+
+    def refitted(log_probs: Callable[[Formula], Tensor], some: Tensor) -> Tensor:
+        """Of all labels, by values that are refitted to some."""
+        numbers, size = formula.numbers().requires_grad_(), int(some.sum())
+
+        def loss() -> Tensor:
+            likelihood = log_probs(formula.with_values(numbers))[some].sum()
+            return -(likelihood + prior.log_prob(numbers).sum()) / size
+
+        minimise(loss, [numbers], REFIT_STEPS)
+        found = log_probs(formula.with_values(numbers.detach()))
+        return found.nan_to_num(nan=-torch.inf)  # it may diverge
+
     by = {name: torch.empty_like(scaled[:, 0]) for name in (TEMPERED, POOL, NMM)}
     for part in parts:
         out = part[fold.held_out]
         tempered = scaled / bounded_temperature(scaled, y, ~out)
         by[TEMPERED][out] = entries_at(tempered.log_softmax(-1), y)[out]
-        for name, log_probs in ((POOL, pool_log_probs), (NMM, label_log_probs)):
-            by[name][out] = refitted(formula, prior, fold, ~out, log_probs)[out]
+        by[POOL][out] = refitted(by_pool, ~out)[out]
+        by[NMM][out] = refitted(by_nmm, ~out)[out]
     share = expected_share(by[NMM], by[TEMPERED], agree) if several else 1.0
     return {name: -values.mean().item() for name, values in by.items()}, share
 
 
-def refitted(
-    formula: Formula, prior: Normal, fold: Fold, rows: Tensor,
-    log_probs: Callable[[Formula, Fold], Tensor],
-) -> Tensor:  # fmt: skip
-    """``(n,)``: log-probabilities of the held-out labels by values that are refitted to some."""
-    numbers, size = formula.numbers().requires_grad_(), int(rows.sum())
-
-    def loss() -> Tensor:
-        likelihood = log_probs(formula.with_values(numbers), fold)[rows].sum()
-        return -(likelihood + prior.log_prob(numbers).sum()) / size
-
-    minimise(loss, [numbers], REFIT_STEPS)
-    found = log_probs(formula.with_values(numbers.detach()), fold)
-    return found.nan_to_num(nan=-torch.inf)  # it may diverge
-
-
-def pool_log_probs(formula: Formula, fold: Fold) -> Tensor:
-    """``(n,)``: log-probabilities of the held-out labels, by the pool alone."""
-    return entries_at(formula.probs(fold.inputs[:, fold.held_out]), fold.y[fold.held_out]).log()
-
-
-def label_log_probs(formula: Formula, fold: Fold) -> Tensor:
-    """``(n,)``: of each held-out label alone, by the NMM. Cost: linear in the edges into them."""
-    rows = fold.hood.restrict(fold.held_out)
-    weight = None if fold.edge_weight is None else fold.edge_weight[rows.edge]
-    return row_log_probs(formula, rows, fold.inputs, weight, fold.y[rows.nodes])
-
-
-def row_log_probs(
-    formula: Formula, rows: Neighborhood, inputs: Tensor, weight: Tensor | None, y: Tensor
-) -> Tensor:
-    """``(n,)``: of labels of some rows, of the inputs of all nodes."""
-    probs = formula.probs(inputs)
-    logits, *relabel = formula.attention(rows, probs, weight)
-    alpha, attention = formula.alpha(probs), rows.softmax(logits)
-    if relabel:
-        return entries_at(node_marginals(rows, alpha, attention, Channel(relabel[0])), y).log()
-    return node_log_probs(rows, alpha, attention, y)
+def label_log_probs(formula: Formula, rows: Neighborhood, inputs: Tensor, y: Tensor) -> Tensor:
+    """``(n,)``: of each label of some rows alone, by the NMM, of the inputs of all nodes."""
+    alpha, logits, *relabel = formula(rows, inputs)
+    channel = Channel(relabel[0]) if relabel else KEEP
+    return entries_at(node_marginals(rows, alpha, rows.softmax(logits), channel), y).log()
 
 
 def agreement(data: GraphScores) -> float:
@@ -264,19 +237,10 @@ def silence(probs: Tensor, y: Tensor, out: Tensor) -> float:
 
 
 def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
-    r"""Posterior mean of the weight :math:`w` of a linear pool with cross-validated weights (Yao et
-    al. 2018, "Using Stacking to Average Bayesian Predictive Distributions", Bayesian Analysis 13),
-
-    .. math::
-
-        p(w) \propto w^{5 h} (1 - w)^{5 (1 - h)}
-            \prod_i \left( w \, p_{-k(i)}(y_i) + (1 - w) \, t_{-k(i)}(y_i) \right)
-
-    over the held-out labels. :math:`p_{-k}` are the marginals of an NMM and :math:`t_{-k}`
-    temperature scaling, both refitted without the fold :math:`k` of the label. The prior counts as
-    five labels, of which the NMM explains the share :math:`h`, the agreement of neighbours; more
-    where scores say nothing. It was chosen on tables that are not reported
-    (``benchmarks/tabular/README.md``).
+    """Posterior mean of the weight of a linear pool (Yao et al. 2018, "Using Stacking to Average
+    Bayesian Predictive Distributions", Bayesian Analysis 13), from log-probabilities of held-out
+    labels without their fold. The prior counts as five labels, of which the NMM explains the share
+    ``agree``. It was chosen on tables that are not reported (``benchmarks/tabular/README.md``).
     """
     share = (torch.arange(200).double() + 0.5) / 200
     pair = torch.stack([nmm, tempered]).double().cpu()[..., None]
@@ -288,16 +252,9 @@ def expected_share(nmm: Tensor, tempered: Tensor, agree: float) -> float:
 def deviations(formula: Formula, prior: Normal, fold: Fold, number: int = NUM_DRAWS) -> Tensor:
     r"""``(number, d)``: draws of the parameters minus the fitted ones, by the first step of a refit
     to labels with weights :math:`1 + \xi_{bi}` (Newton and Raftery 1994, "Approximate Bayesian
-    Inference with the Weighted Likelihood Bootstrap", Journal of the RSS B 56),
-
-    .. math::
-
-        \theta_b - \hat\theta = H^{-1} \sum_i \xi_{bi} \, g_i, \qquad
-        H = \Lambda + \sum_i g_i g_i^\top, \qquad \xi_{bi} \sim \mathcal{N}(0, 1)
-
-    where :math:`g_i` is the gradient of the log-probability of held-out label ``i``, and
-    :math:`\Lambda` the precision of the prior. Every second draw has the opposite deviation, so
-    that their mean is the fit. Cost: :math:`O(E_\tau C)`.
+    Inference with the Weighted Likelihood Bootstrap", Journal of the RSS B 56): :math:`H^{-1}
+    \sum_i \xi_{bi} g_i`, with gradients :math:`g_i` of labels, the prior's precision
+    :math:`\Lambda` and :math:`H = \Lambda + \sum_i g_i g_i^\top`. Pairs are opposite.
     """
     gradients = label_gradients(formula, fold)
     hessian = gradients.T @ gradients + prior.variance.double().reciprocal().diag()
@@ -320,7 +277,6 @@ def label_gradients(formula: Formula, fold: Fold) -> Tensor:
         own = numbers.repeat(part.num_rows, 1).requires_grad_()
         each = formula.with_values(own.index_select(0, part.row))
         inputs = fold.inputs.index_select(-2, part.source).double()
-        weight = None if fold.edge_weight is None else fold.edge_weight[part.edge]
-        log_probs = row_log_probs(each, stars, inputs, weight, fold.y[part.nodes])
+        log_probs = label_log_probs(each, stars, inputs, fold.y[part.nodes])
         gradients += torch.autograd.grad(log_probs.sum(), own)
     return torch.cat(gradients).nan_to_num(0.0, 0.0, 0.0)  # of a label without a probability

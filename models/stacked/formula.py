@@ -4,14 +4,14 @@
 """Label probabilities, concentrations and attention of a StackedNMM as functions of parameters."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn.functional import one_hot
-from torch_geometric.utils import cumsum, segment
+from torch_geometric.utils import cumsum
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import check_each_call, check_integers, expect
@@ -33,33 +33,29 @@ Tensors = tuple[Tensor, ...]
 #: Means and standard deviations of normal priors, by a parameter's name in ``state_dict()``.
 Prior = Mapping[str, tuple[float, float]]
 
-#: Of an NMM on scores alone. The means did best on five random splits of Cora and of CiteSeer,
-#: none of which is reported.
+#: Of an NMM on scores alone, at a scale relative to temperature scaling. The means did best on five
+#: random splits of Cora and of CiteSeer, none of which is reported.
 ON_SCORES = {
     "log_kappa": (1.0, 1.0),
     "log_floor": (-5.0, 1.0),
     "gamma": (2.0, 1.0),
     "similarity": (1.0, 1.0),
+    "pool.log_scale": (0.0, 1.0),
 }
 #: Of an NMM on pooled scores. Fitted to nearly all labels of 36 splits of three graphs
 #: (`benchmarks.on_top.run priors`). Two of the graphs are reported on other splits, and
-#: docs/results/on-top.md shows priors from other graphs.
+#: docs/results/on-top.md shows priors from other graphs. There is an offset for every class.
 ON_POOL = {
     "log_kappa": (-1.2, 0.7),
     "log_floor": (-5.0, 1.0),
     "gamma": (0.5, 0.5),
     "similarity": (2.4, 0.7),
+    "pool.log_scale": (-0.9, 0.7),
+    "pool.neighbors": (0.8, 0.4),
+    "pool.labels": (0.3, 0.4),
+    "pool.agreement": (-0.2, 0.3),
+    "pool.offsets": (0.0, 0.7),
 }
-#: Of the pool, fitted together with ``ON_POOL``. There is an offset for every class.
-POOL = {
-    "log_scale": (-0.9, 0.7),
-    "neighbors": (0.8, 0.4),
-    "labels": (0.3, 0.4),
-    "agreement": (-0.2, 0.3),
-    "offsets": (0.0, 0.7),
-}
-#: Of scores alone, relative to temperature scaling.
-SCALE = {"log_scale": (0.0, 1.0)}
 #: Of edges that relabel; not chosen on any data.
 RELABEL = {"odds": (-1.0, 1.5)}
 #: What the mean of gamma rises by where neighbours never agree, chosen on splits of heterophilous
@@ -74,7 +70,6 @@ RISE = 3.0
 def prior_of(pool: bool, relabel: bool, changes: Prior) -> dict[str, tuple[float, float]]:
     """The priors of all parameters, some of them changed."""
     priors = (ON_POOL if pool else ON_SCORES) | (RELABEL if relabel else {})
-    priors |= {f"pool.{name}": moments for name, moments in (POOL if pool else SCALE).items()}
     for name, (mean, sd) in changes.items():
         if name not in priors:
             raise ValueError(f"prior must name parameters of {list(priors)}, got {name!r}")
@@ -111,10 +106,10 @@ class PooledScores(nn.Module):
         R &= (1 - g) \sum_{r=0}^{19} g^r W^r Y + g^{20} W^{20} Y
 
     with scores :math:`x`, ``(N, C)``, at temperature :math:`t`. A step of the walk :math:`W` goes
-    to a node of :math:`n(i)`, uniformly or in proportion to edge weights. :math:`Y` holds the known
-    labels, one-hot, and zeros for other nodes. :math:`\pi` is the share of each label, :math:`g =
-    .9` and :math:`\tau = .01`. :math:`\ell` is label propagation (Zhou et al. 2003, "Learning with
-    Local and Global Consistency", NeurIPS) relative to the shares, and zero if no label is known.
+    to a node of :math:`n(i)`. :math:`Y` holds the known labels, one-hot, and zeros for other nodes.
+    :math:`\pi` is the share of each label, :math:`g = .9` and :math:`\tau = .01`. :math:`\ell` is
+    label propagation (Zhou et al. 2003, "Learning with Local and Global Consistency", NeurIPS)
+    relative to the shares, and zero if no label is known.
     A negative :math:`\eta` corrects overconfidence where a node agrees with its neighbours (Hsu et
     al. 2022, "What Makes Graph Neural Networks Miscalibrated?", NeurIPS). With :math:`s = 1` and
     :math:`a = \lambda = \eta = 0` this is temperature scaling with a bias (Alexandari et al. 2020,
@@ -153,9 +148,11 @@ class PooledScores(nn.Module):
         self.scores_alone = scores_alone
         self.register_buffer("temperature", torch.ones(()))
         self.register_buffer("shares", torch.zeros(num_classes))
-        for name, (mean, _) in (SCALE if scores_alone else POOL).items():
-            size = (num_classes,) if name == "offsets" else ()
-            self.register_parameter(name, nn.Parameter(torch.full(size, mean)))
+        for name, (mean, _) in (ON_SCORES if scores_alone else ON_POOL).items():
+            if name.startswith("pool."):
+                size = (num_classes,) if name == "pool.offsets" else ()
+                value = nn.Parameter(torch.full(size, mean))
+                self.register_parameter(name.removeprefix("pool."), value)
 
     def forward(self, terms: Tensor) -> Tensor:
         """:math:`P`, ``(N, C)``, of :meth:`terms` ``(4, N, C)``."""
@@ -167,23 +164,22 @@ class PooledScores(nn.Module):
     def extra_repr(self) -> str:
         return f"{readable(self)}, temperature={self.temperature.item():.4g}"
 
-    def terms(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor,
-        edge_weight: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def terms(self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor) -> Tensor:
         r"""``(4, N, C)``: :math:`\log p`, :math:`m`, :math:`\ell` and :math:`(A - .75) \log p`, of
         arguments as for :meth:`StackedNMM.forward`. Cost: :math:`O(E C)`, 21 times.
         """
-        data = GraphScores.of(hood, scores, y, known, edge_weight)
+        data = GraphScores.of(hood, scores, y, known)
         return terms_of(data, self.temperature, self.shares, self.scores_alone)
 
 
 def readable(module: nn.Module) -> str:
     """A module's own parameters of one number, logarithms as what they are of."""
-    numbers = {k: p.item() for k, p in module.named_parameters(recurse=False) if p.numel() == 1}
-    logs = {name: name.removeprefix("log_") for name in numbers}
-    shown = ((math.exp(v) if logs[k] != k else v, logs[k]) for k, v in numbers.items())
-    return ", ".join(f"{name}={value:.4g}" for value, name in shown)
+    shown = []
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.numel() == 1:
+            value, of = parameter.item(), name.removeprefix("log_")
+            shown.append(f"{of}={value if of == name else math.exp(value):.4g}")
+    return ", ".join(shown)
 
 
 def pooled(terms: Tensor, log_scale: Tensor, *others: Tensor) -> Tensor:
@@ -204,10 +200,19 @@ def terms_of(data: GraphScores, temperature: Tensor, shares: Tensor, alone: bool
     own = torch.logaddexp((data.scores / temperature).log_softmax(-1) + kept, shares.log())
     if alone:
         return own[None]
-    probs = own.exp()
-    nearby = walk_on(data)(probs)
+    probs, nearby = own.exp(), mean_of_neighbors(data, own.exp())
     agreement = (probs * nearby).sum(-1, keepdim=True) - USUAL_AGREEMENT
     return torch.stack([own, (nearby + 1e-3).log(), propagated(data), agreement * own])
+
+
+def mean_of_neighbors(data: GraphScores, values: Tensor, num_steps: int = 0) -> Tensor:
+    """Means of values ``(N, K)`` of neighbours, or label spreading by so many of these steps."""
+    hood, ones = data.hood, data.scores.new_ones(data.hood.num_edges)
+    matrix = sparse_csr(hood.ptr, hood.source, ones, (hood.num_nodes, hood.num_nodes))
+    total = hood.ptr.diff()[:, None]
+    if not num_steps:
+        return (matrix @ values).div_(total)
+    return spread(lambda reached: (matrix @ reached).div_(total), values, DAMPING, num_steps)
 
 
 def propagated(data: GraphScores) -> Tensor:
@@ -216,19 +221,10 @@ def propagated(data: GraphScores) -> Tensor:
     labels = one_hot(data.y.where(known, 0), num_classes).to(data.scores) * known[:, None]
     share = (labels.sum(-2, keepdim=True) + 1) / (labels.sum((-2, -1), keepdim=True) + num_classes)
     columns = labels.movedim(-2, 0)
-    reached = spread(walk_on(data), columns.flatten(1), DAMPING, STEPS)
+    reached = mean_of_neighbors(data, columns.flatten(1), STEPS)
     reached = reached.view(columns.shape).movedim(0, -2)
     total = reached.sum(-1, keepdim=True)
     return ((reached + SHRINKAGE * share) / (total + SHRINKAGE)).log() - share.log()
-
-
-def walk_on(data: GraphScores) -> Callable[[Tensor], Tensor]:
-    """A step of the walk: means of the values ``(N, K)`` of neighbours. Cost: :math:`O(E K)`."""
-    hood, weight = data.hood, data.scores.new_ones(data.hood.num_edges)
-    weight = weight if data.edge_weight is None else data.edge_weight.to(weight)
-    matrix = sparse_csr(hood.ptr, hood.source, weight, (hood.num_nodes, hood.num_nodes))
-    total = segment(weight, hood.ptr)[:, None]
-    return lambda values: (matrix @ values).div_(total)
 
 
 @dataclass(frozen=True)
@@ -263,27 +259,18 @@ class Formula:
         """``(N, C)``: :math:`P`."""
         return pooled(inputs, *(v for k, v in self.values.items() if k.startswith("pool.")))
 
-    def __call__(self, hood: Neighborhood, inputs: Tensor, weight: Tensor | None) -> Tensors:
-        """``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
+    def __call__(self, rows: Neighborhood, inputs: Tensor) -> Tensors:
+        """``alpha`` of all nodes, and ``logits`` and perhaps ``relabel`` of some rows' edges."""
         probs = self.probs(inputs)
-        return self.alpha(probs), *self.attention(hood, probs, weight)
-
-    def alpha(self, probs: Tensor) -> Tensor:
-        """``(N, C)``: concentrations, of :math:`P`."""
         floor = self.values["log_floor"].exp() / probs.shape[-1]
-        return self.values["log_kappa"].exp() * (probs + floor)
-
-    def attention(self, rows: Neighborhood, probs: Tensor, weight: Tensor | None) -> Tensors:
-        """``logits`` and perhaps ``relabel`` of some rows, of :math:`P` of all nodes."""
+        alpha = self.values["log_kappa"].exp() * (probs + floor)
         similarity, gamma = (self.values[name].squeeze(-1) for name in ("similarity", "gamma"))
         logits = attention_scores(rows, probs, similarity, gamma)
-        if weight is not None:
-            logits = logits + weight.to(logits).log()
         if self.compatibility is None:
-            return (logits,)
+            return alpha, logits
         keep, borrowed = torch.eye(len(self.compatibility)).to(probs), rows.source != rows.target
         rate = self.values["odds"].sigmoid()[..., None] * borrowed[:, None, None]
-        return logits, keep + rate * (self.compatibility.to(probs) - keep)
+        return alpha, logits, keep + rate * (self.compatibility.to(probs) - keep)
 
     def mixtures(
         self, data: GraphScores, inputs: Tensor, every: Iterable[Tensors]

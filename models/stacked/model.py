@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_expected, check_integers, expect_all
+from pyro_nmm.arguments import as_expected, as_tensor, check_integers, expect, expect_all
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.fitting import Steps, with_gradients
@@ -23,11 +23,11 @@ from pyro_nmm.models.stacked.fit import (
     NUM_DRAWS,
     RATE,
     Evidence,
+    Fold,
     agreement,
     bounded_temperature,
     deviations,
     evidence_of,
-    fold_of,
     maximise,
     parts_of,
     silence,
@@ -42,7 +42,7 @@ from pyro_nmm.models.stacked.formula import (
     readable,
 )
 from pyro_nmm.models.stacked.stages import NUM_SAMPLES, StagedPosterior, posteriors
-from pyro_nmm.models.stacked.table import GraphScores, disjoint_masks, scores_of_folds, warn_user
+from pyro_nmm.models.stacked.table import GraphScores, disjoint_masks, warn_user
 
 #: Most held-out nodes of a fit without folds.
 MOST_HELD_OUT = 5_000
@@ -85,27 +85,16 @@ class StackedNMM(nn.Module):
     **New labels** of nodes that the classifier did not learn from: :meth:`update` refits the
     parameters to them, and a posterior has them in :math:`P` and as evidence about choices.
 
-    >>> later = stacked.update(hood, scores, y, train, held_out, num_steps=20)
-    >>> later.posterior(hood, scores, y, train, new=held_out).marginals().argmax(-1)
-    tensor([0, 0, 1, 1])
-
     **Folds.** A classifier that is fitted once for each of ``K`` folds of the labels needs no
     held-out nodes: copies of the graph stand side by side, and copy ``k`` holds out fold ``k``. The
     pool's NMM then has a share :math:`w`, fitted too: each node takes its label from temperature
     scaling with probability :math:`1 - w`.
-
-    >>> folds, both = torch.tensor([0, 1, 0, 1]), scores.expand(2, 4, 2)
-    >>> stacked = StackedNMM(num_classes=2).fit(hood, both, y, folds=folds, num_steps=20)
-    >>> 0 < stacked.share.item() < 1
-    True
 
     **Few labels, no classifier.** The labels' shares replace scores that say nothing, such as
     zeros. If nothing is left of the scores, every known label is held out in one of five folds.
 
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
     label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
-
-    **Edge weights** multiply the attention (``logits`` get their logarithms) and the pool's walk.
 
     **Scores alone.** With ``pool=False``, :math:`P_j` is the softmax of the scores times
     :math:`s`, relative to temperature scaling, and known labels are conditioned on: in a fit the
@@ -167,9 +156,8 @@ class StackedNMM(nn.Module):
         return Formula(values, *fixed, float(self.share))
 
     def _read(
-        self, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None,
-        edge_weight: Any = None, new: Any = None,
-    ) -> GraphScores:  # fmt: skip
+        self, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, new: Any = None
+    ) -> GraphScores:
         """A checked graph with scores and labels, which are evidence if scores are alone."""
         check_hood(hood)
         if (y is None or known is None) and not self.pool.scores_alone:
@@ -177,7 +165,7 @@ class StackedNMM(nn.Module):
                 "y and known are needed: the labels that are known, and where, are a part of what "
                 "is pooled; on a graph without any, give a mask that selects no node"
             )
-        data = GraphScores.of(hood, scores, y, known, edge_weight, new)
+        data = GraphScores.of(hood, scores, y, known, new)
         if data.scores.shape[1] != len(self.pool.shares):
             must = f"({hood.num_nodes}, {len(self.pool.shares)}), num_classes columns"
             raise ValueError(f"scores must have shape {must}, got {tuple(data.scores.shape)}")
@@ -187,7 +175,7 @@ class StackedNMM(nn.Module):
 
     def forward(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
-        known: Tensor | None = None, edge_weight: Tensor | None = None,
+        known: Tensor | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, at least in single precision; with
         a compatibility matrix ``relabel``, ``(num_edges, C, C)``, too. All methods take tensors or
@@ -198,17 +186,14 @@ class StackedNMM(nn.Module):
         :param Tensor y: ``(N,)`` or ``(N, 1)`` labels, read where known.
         :param Tensor known: ``(N,)`` boolean mask. It may select nothing, for example on a graph
             without labels with the parameters of another graph.
-        :param Tensor edge_weight: ``(num_edges,)`` positive weights, see
-            :func:`~pyro_nmm.edge_values`; in all calls or in none.
         """
-        data, formula = self._read(hood, scores, y, known, edge_weight), self.formula
-        return formula(hood, formula.inputs(data), data.edge_weight)
+        data, formula = self._read(hood, scores, y, known), self.formula
+        return formula(hood, formula.inputs(data))
 
     @with_gradients
     def fit(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor | None = None,
-        held_out: Tensor | None = None, *, folds: Tensor | None = None,
-        edge_weight: Tensor | None = None, num_steps: int = 150,
+        held_out: Tensor | None = None, *, folds: Tensor | None = None, num_steps: int = 150,
         progress: Callable[[range], Iterable[int]] = iter,
     ) -> "StackedNMM":  # fmt: skip
         r"""Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that
@@ -231,20 +216,20 @@ class StackedNMM(nn.Module):
         if folds is not None:
             if train is not None or held_out is not None:
                 raise ValueError("folds says which labels are held out: leave out train, held_out")
-            parts = scores_of_folds(hood, scores, folds)
-            copies = [(self._read(hood, s, y, known, edge_weight), out) for s, known, out in parts]
-            return self._fit(copies, steps)
+            scores, folds = _folds_of(hood, scores, folds)
+            tables = [self._read(hood, each, y, folds >= 0) for each in scores]
+            return self._fit([(data, folds == k) for k, data in enumerate(tables)], steps)
         if train is None or held_out is None:
             raise ValueError("train and held_out are needed, or scores (K, N, C) and their folds")
         train, held_out = disjoint_masks(hood, train=train, held_out=held_out)
         held_out = some_of(held_out, MOST_HELD_OUT)
-        data = self._read(hood, scores, y, train | held_out, edge_weight)
+        data = self._read(hood, scores, y, train | held_out)
         return self._fit([(data, held_out)], steps)
 
     @with_gradients
     def update(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, new: Tensor, *,
-        edge_weight: Tensor | None = None, num_steps: int = 60,
+        num_steps: int = 60,
     ) -> "StackedNMM":  # fmt: skip
         """Refit the parameters, from their present values, to all labels known by now. Each of five
         folds of them is held out given the others, which :meth:`posterior` takes as ``new``.
@@ -253,7 +238,7 @@ class StackedNMM(nn.Module):
             which the classifier did not learn: the held-out nodes of :meth:`fit`, and later ones.
         """
         train, new = disjoint_masks(hood, train=train, new=new)
-        data = self._read(hood, scores, y, train, edge_weight, new)
+        data = self._read(hood, scores, y, train, new)
         data = replace(data, known=data.known | data.evidence)
         copies = [(data, part) for part in parts_of(new, FOLDS)]
         return self._fit(copies, Steps(num_steps, RATE), afresh=False)
@@ -277,7 +262,7 @@ class StackedNMM(nn.Module):
             shares = (labels.sum(0) + LABELS / scores.shape[1]) / (len(labels) + LABELS)
             t, shares = scores.new_tensor(temperature), silent * shares.to(scores)
             formula = replace(formula, temperature=t, shares=shares)
-        fold, parts = fold_of(formula, copies)
+        fold, parts = Fold.of_copies(formula, copies)
         prior = formula.prior(adjusted(self.prior, agree, silent), fold.inputs)
         start = prior.mean if afresh else formula.numbers()
         formula = formula.with_values(maximise(formula.with_values(start), prior, fold, steps))
@@ -299,7 +284,7 @@ class StackedNMM(nn.Module):
 
     def mixture(
         self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
-        known: Tensor | None = None, edge_weight: Tensor | None = None,
+        known: Tensor | None = None,
     ) -> NeighborMixture:  # fmt: skip
         """The fitted distribution of all labels, with a pool given the known ones: a known node
         keeps its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
@@ -307,15 +292,15 @@ class StackedNMM(nn.Module):
 
         :raises ValueError: also before :meth:`fit`, ``load_state_dict`` or an optimiser's step.
         """
-        data = self._read(hood, scores, y, known, edge_weight)
+        data = self._read(hood, scores, y, known)
         [formula] = self._formulas()
         inputs = formula.inputs(data)
-        return next(formula.mixtures(data, inputs, [formula(hood, inputs, data.edge_weight)]))
+        return next(formula.mixtures(data, inputs, [formula(hood, inputs)]))
 
     @torch.no_grad()
     def posterior(
         self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, *,
-        new: Tensor | None = None, edge_weight: Tensor | None = None, num_draws: int = NUM_DRAWS,
+        new: Tensor | None = None, num_draws: int = NUM_DRAWS,
         stages: Tensor | None = None,
     ) -> Posterior:  # fmt: skip
         """The distribution of all labels given the known ones, averaged over draws of the
@@ -336,7 +321,7 @@ class StackedNMM(nn.Module):
         check_integers(0, num_draws=num_draws)
         if num_draws > NUM_DRAWS:
             raise ValueError(f"num_draws must be at most {NUM_DRAWS}, got {num_draws}")
-        data = self._read(hood, scores, y, known, edge_weight, new)
+        data = self._read(hood, scores, y, known, new)
         formulas = self._formulas(num_draws)
         if self.updated:
             data = replace(data, known=data.known | data.evidence)
@@ -373,3 +358,19 @@ class StackedNMM(nn.Module):
 
     def extra_repr(self) -> str:
         return readable(self)
+
+
+def _folds_of(hood: Neighborhood, scores: Any, folds: Any) -> tuple[Tensor, Tensor]:
+    """Scores ``(K, N, C)``, and the fold ``(N,)`` of each node, negative for unlabelled ones."""
+    check_hood(hood)
+    shape, note = (("K", 2), hood.num_nodes, "C"), "where folds are given"
+    scores = expect("scores", as_tensor("scores", scores, hood.device), shape, note=note)
+    size, note = (hood.num_nodes,), "one fold per node"
+    folds = as_expected("folds", folds, size, kind="labels", like=hood, note=note)
+    numbers = folds.unique().tolist()
+    if [number for number in numbers if number >= 0] != list(range(len(scores))):
+        raise ValueError(
+            f"folds must hold each of 0..{len(scores) - 1}, one for every row of scores, and "
+            f"negative numbers for nodes without a label, got {numbers[:10]}"
+        )
+    return scores, folds

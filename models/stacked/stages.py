@@ -27,7 +27,7 @@ NUM_SAMPLES = 64
 def posteriors(formulas: Sequence[Formula], data: GraphScores, num_samples: int) -> list[Posterior]:
     """One for each formula, given the known labels."""
     inputs, observed = formulas[0].inputs(data), data.known | data.evidence
-    every = (formula(data.hood, inputs, data.edge_weight) for formula in formulas)
+    every = (formula(data.hood, inputs) for formula in formulas)
     mixtures = formulas[0].mixtures(data, inputs, every)
     return [given(mixture, data, observed, num_samples) for mixture in mixtures]
 
@@ -51,16 +51,9 @@ class StagedPosterior(Posterior):
             y_{\rho_{b-1}})
 
     Earlier labels are known in the pool :math:`P`, and their expected counts are added to
-    ``alpha``. One block is the posterior itself, and one node a block is the chain rule. It has
-    :meth:`log_likelihood`, :meth:`sample` and :meth:`counts`. Other queries would sum over labels
-    of earlier blocks.
-
-    Cost: for each block a pool, :math:`O(E C)` 20 times; :meth:`sample` for each draw and block, of
-    all draws at once.
-
-    :param Formula formula: of one draw of the parameters.
-    :param GraphScores data: the graph and its known labels.
-    :param Tensor block: ``(N,)`` block ``0..B - 1`` of each unobserved node.
+    ``alpha``. One block is the posterior itself, and one node a block is the chain rule. Queries
+    other than :meth:`log_likelihood`, :meth:`sample` and :meth:`counts` would sum over labels of
+    earlier blocks. Cost: a pool for each block, in :meth:`sample` also for each draw.
     """
 
     def __init__(self, formula: Formula, data: GraphScores, block: Tensor) -> None:
@@ -76,7 +69,7 @@ class StagedPosterior(Posterior):
         inputs = self.inputs.repeat(1, len(y), 1)
         inputs[2] = propagated(replace(data, y=y, known=known)).flatten(0, 1)
         copies = side_by_side([replace(data, y=labels, known=known) for labels in y])
-        parameters = formula(copies.hood, inputs, copies.edge_weight)
+        parameters = formula(copies.hood, inputs)
         revealed = copies.known & ~data.known.repeat(len(y))
         parameters = counted(copies, inputs, formula.share, revealed, *parameters)
         # A known node has a source of its own, so only new labels are conditioned on.

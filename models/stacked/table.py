@@ -1,10 +1,10 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""A classifier's scores, known labels and edge weights on a graph, checked once."""
+"""A classifier's scores and known labels on a graph, checked once."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_geometric.utils import cumsum
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.arguments import as_expected, as_set, as_tensor, expect, expect_all, is_kind
-from pyro_nmm.graph_arguments import check_all_rows, check_hood, check_label_range, in_single
+from pyro_nmm.arguments import as_set, as_tensor, expect, is_kind
+from pyro_nmm.graph_arguments import check_hood, check_label_range, in_single
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.neighborhood import edges_between
 
@@ -30,45 +30,34 @@ class GraphScores:
     y: Tensor  #: ``(N,)`` labels, read where known
     known: Tensor  #: ``(N,)`` mask of the labels in the pool
     evidence: Tensor  #: ``(N,)`` mask of the labels that are evidence about choices
-    edge_weight: Tensor | None = None  #: ``(num_edges,)`` positive, in the order of ``hood``
 
     @classmethod
     def of(
-        cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None,
-        edge_weight: Any = None, new: Any = None,
-    ) -> "GraphScores":  # fmt: skip
+        cls, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, new: Any = None
+    ) -> "GraphScores":
         """Of tensors or arrays. Without ``y`` no label is known; ``new`` ones are evidence."""
         check_hood(hood)
         if hood.bipartite:
             cure = "take Neighborhood(edge_index, num_nodes), whose sources are nodes"
             raise ValueError(f"hood has sources that are no nodes: {cure}")
         scores = as_scores(scores, hood.num_nodes, hood.device)
-        if edge_weight is not None:
-            check_all_rows(hood)
-            note = "one per edge of hood: pyro_nmm.edge_values puts PyG's into its order"
-            size, kind = (hood.num_edges,), "float"
-            weight = as_expected("edge_weight", edge_weight, size, kind=kind, like=hood, note=note)
-            cure = ": leave out the edges whose weight is zero"
-            good = weight.isfinite() & (weight > 0)
-            expect_all("edge_weight", weight, good, "be positive and finite", cure)
-            edge_weight = weight
         none = torch.zeros(hood.num_nodes, dtype=torch.bool, device=hood.device)
         if y is None or known is None:
-            return cls(hood, scores, none.long(), none, none, edge_weight)
+            return cls(hood, scores, none.long(), none, none)
         y = as_tensor("y", y, hood.device, masked=-1)
         if y.dim() == 2 and y.shape[1] == 1:  # as OGB has labels
             y = y[:, 0]
-        size, note = (hood.num_nodes,), "one label per node"
-        y = expect("y", y, size, kind="labels", like=hood, note=note).long()
-        known = as_set(known, hood.num_nodes, hood.device, "known", empty=True)
-        if new is not None:
-            known, new = disjoint_masks(hood, known=known, new=new)
-        every = known if new is None else known | new
-        if every.any():
+        note = "one label per node"
+        y = expect("y", y, (hood.num_nodes,), kind="labels", like=hood, note=note).long()
+        if new is None:
+            known = as_set(known, hood.num_nodes, hood.device, "known", empty=True)
+        else:
+            known, none = disjoint_masks(hood, known=known, new=new)
+        if (every := known | none).any():
             rows = hood.restrict(every)
             cure = "count labels from 0, and leave unlabelled nodes out of train, held_out, known"
             check_label_range(rows, y[rows.nodes], scores.shape[1], "scores have", cure)
-        return cls(hood, scores, y, known, none if new is None else new, edge_weight)
+        return cls(hood, scores, y, known, none)
 
     @property
     def certain(self) -> Tensor:
@@ -90,20 +79,19 @@ def as_scores(scores: Any, num_nodes: int | None, device: torch.device | None = 
     return in_single(scores)
 
 
-def scores_of_folds(hood: Neighborhood, scores: Any, folds: Any) -> Iterator[tuple[Tensor, ...]]:
-    """Scores ``(N, C)`` of each fold, mask of the labelled nodes, mask of the fold's nodes."""
+def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
+    """Masks of two disjoint sets of nodes. The first may be empty."""
     check_hood(hood)
-    scores, folds = as_tensor("scores", scores, hood.device), as_tensor("folds", folds, hood.device)
-    expect("scores", scores, (("K", 2), hood.num_nodes, "C"), note="where folds are given")
-    expect("folds", folds, (hood.num_nodes,), kind="labels", like=hood, note="one fold per node")
-    last, numbers = len(scores) - 1, set(folds.tolist())
-    if max(numbers) > last or not set(range(last + 1)) <= numbers:
+    first, second = (
+        as_set(nodes, hood.num_nodes, hood.device, name, empty=place == 0)
+        for place, (name, nodes) in enumerate(sets.items())
+    )
+    if (first & second).any():
         raise ValueError(
-            f"folds must hold each of 0..{last}, one for every row of scores, and negative numbers "
-            f"for nodes without a label, got {sorted(numbers)[:10]}"
+            f"{' and '.join(sets)} must be disjoint, because a classifier is overconfident where "
+            f"it was trained, but both hold node {int((first & second).nonzero()[0])}"
         )
-    for fold, scores_of_fold in enumerate(scores):
-        yield scores_of_fold, folds >= 0, folds == fold
+    return first, second
 
 
 def side_by_side(parts: Sequence[Part]) -> Part:
@@ -116,8 +104,7 @@ def side_by_side(parts: Sequence[Part]) -> Part:
         for name in ("nodes", "source")
     )
     ptr = cumsum(torch.cat([hood.ptr.diff() for hood in hoods]))
-    found = ((name, each) for name, each in fields.items() if each[0] is not None)
-    tables = {name: torch.cat(each, -2 if each[0].dim() > 1 else 0) for name, each in found}
+    tables = {k: torch.cat(each, -2 if each[0].dim() > 1 else 0) for k, each in fields.items()}
     kind: Any = type(parts[0])
     return kind(hood=Neighborhood.of_rows(first[-1], nodes, ptr, source), **tables)
 
@@ -132,18 +119,3 @@ def warn_user(scores: Tensor, hood: Neighborhood) -> None:
     if len(some) and (edges_between(hood, hood.target[some], hood.source[some]) < 0).all():
         cure = "if edges have no direction, pass torch_geometric.utils.to_undirected(edge_index)"
         warnings.warn(f"hood has each edge in one direction only: {cure}", stacklevel=5)
-
-
-def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
-    """Masks of two disjoint sets of nodes. The first may be empty."""
-    check_hood(hood)
-    first, second = (
-        as_set(nodes, hood.num_nodes, hood.device, name, empty=place == 0)
-        for place, (name, nodes) in enumerate(sets.items())
-    )
-    if (first & second).any():
-        raise ValueError(
-            f"{' and '.join(sets)} must be disjoint, because a classifier is overconfident where "
-            f"it was trained, but both hold node {int((first & second).nonzero()[0])}"
-        )
-    return first, second

@@ -29,7 +29,6 @@ from pyro_nmm.edges import edges_of
 from pyro_nmm.fitting import minimise, with_gradients
 from pyro_nmm.labels import as_array, check_names, check_same_order, is_missing
 from pyro_nmm.models.stacked import StackedNMM
-from pyro_nmm.models.tabular.estimators import probabilities_of, with_probabilities
 
 #: Folds of the labelled rows, and the least probability of a label: a zero has no logarithm.
 FOLDS, LEAST = 5, 1e-3
@@ -250,22 +249,28 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return labels, torch.from_numpy(known)
 
     def _trained(self, X: Any, labels: Tensor, rows: np.ndarray) -> Any:
-        some = _safe_indexing(X, rows), self.classes_[labels[rows]]
-        return with_probabilities("estimator", clone(self.estimator).fit(*some))
+        fitted = clone(self.estimator).fit(_safe_indexing(X, rows), self.classes_[labels[rows]])
+        if not hasattr(fitted, "predict_proba"):  # a stack or a search knows it after its fit
+            must = f"estimator must have predict_proba, got {type(fitted).__name__}"
+            raise ValueError(f"{must}: wrap it in CalibratedClassifierCV")
+        return fitted
 
     def _log_probs(self, estimator: Any, X: Any) -> Tensor:
         """``(n, C)`` logarithms of a classifier's clipped probabilities."""
         probs = np.zeros((_num_samples(X), len(self.classes_)))
         columns = np.searchsorted(self.classes_, estimator.classes_)
-        probs[:, columns] = probabilities_of("estimator", estimator, X)
+        probs[:, columns] = estimator.predict_proba(X)
+        wrong = ~np.isfinite(probs).all(-1)
+        if wrong.any():
+            got = f"{int(wrong.sum())} of {len(probs)} rows probabilities that are not finite"
+            cure = "scale its inputs, or take another classifier"
+            raise ValueError(f"estimator gives {got}, first row {int(wrong.argmax())}: {cure}")
         return torch.from_numpy(probs).clamp(min=LEAST).log()
 
     def _pooled(self, whole: Tensor, parts: Tensor) -> Tensor:
         """Scores ``(n, C)``: half of the whole fit, and half of the mean of the folds."""
         probs = [(scores / self._temperature).softmax(-1) for scores in (whole, parts)]
-        pool = self.stacked_.pool
-        assert pool is not None
-        return ((probs[0] + probs[1].mean(0)) / 2).log() * pool.temperature
+        return ((probs[0] + probs[1].mean(0)) / 2).log() * self.stacked_.pool.temperature
 
 
 def _temperature(held_out: Tensor, y: Tensor) -> Tensor:

@@ -114,10 +114,10 @@ FEW = {"num_steps": 2, "num_starts": 1, "num_draws": 2, "num_chains": 2}
 
 
 def annotators(there):
-    data, known, wrong = there(graph()[0], torch.tensor([0, -1, -1] * 4), torch.rand(12, 3) < 0.2)
+    data, wrong = there(graph()[0], torch.rand(12, 3) < 0.2)
     answers, labels = (data.y[:, None] + wrong) % 2, Annotators(2)
     yield
-    consensus = labels.fit(data.edge_index, answers, known=known, **FEW)
+    consensus = labels.fit(data.edge_index, answers, **FEW)
     yield [consensus.probs, *consensus.powers.values(), *numbers(consensus.field.prior)]
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from crowds import answers_to
 from emissions import sampled
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from pyro_nmm import Neighborhood, NeighborMixture, sources
 from pyro_nmm.models import (
@@ -22,7 +21,6 @@ from pyro_nmm.models import (
     fit_field,
     information,
 )
-from pyro_nmm.models.hidden import mixture_em
 
 #: Of three labels.
 ORDERS = [torch.tensor(names) for names in itertools.permutations(range(3))]
@@ -37,36 +35,6 @@ def drawn(size=24, labels=3):
 
 def log_score(probs, truth):
     return probs[torch.arange(len(truth)), truth].clamp(min=1e-12).log().mean()
-
-
-@pytest.mark.slow
-def test_neighbours_help():
-    """
-    Against the same annotators without a graph; and probabilities are right. Means over four
-    fields: of one, the gain varies by a third, and an accuracy by a fortieth.
-    """
-    emission, found = Annotators(3), []
-    for _ in range(4):
-        hood, truth = drawn()
-        answers = answers_to(truth, RIGHT)
-        alone = mixture_em(emission, answers, emission.start(answers, hood))[1]
-        field = fit_field(emission, hood, answers, num_starts=1)
-        quality = accuracy(field)
-        assert (quality.low < quality.mean).all()
-        assert (quality.mean < quality.high).all()
-        rights = [(p.argmax(-1) == truth).float().mean() for p in (field.probs, alone)]
-        found.append([
-            log_score(field.probs, truth) - log_score(alone, truth),
-            rights[0] - rights[1],
-            multiclass_calibration_error(field.probs, truth, 3, n_bins=15),
-            *quality.mean,
-        ])  # fmt: skip
-    gain, more, error, *right = torch.tensor(found).mean(0)
-    assert gain > 0.03
-    assert more > 0.01
-    assert error < 0.05
-    assert (torch.stack(right) - RIGHT).abs().max() < 0.05
-    assert torch.stack(right).argsort().tolist() == [3, 2, 1, 0]
 
 
 def test_intervals_cover():

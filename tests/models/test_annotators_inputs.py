@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""What annotators take and refuse: answers, known labels, probabilities and graphs in any form."""
+"""What annotators take and refuse: answers, probabilities and graphs in any form."""
 
 import math
 
@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 from crowds import EDGES, SHORT, TRUTH, answers_to
-from scipy import sparse
 from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
@@ -22,7 +21,7 @@ HOOD, NUMBERS, GRAPH = (
     Data(edge_index=EDGES, num_nodes=256),
 )
 TABLE, IDS = np.stack([NUMBERS] * 3, 1), [f"n{number}" for number in range(256)]
-KNOWN, PROBS = np.where(np.arange(256) < 9, NUMBERS, -1), pd.DataFrame(np.eye(3)[NUMBERS])
+PROBS = pd.DataFrame(np.eye(3)[NUMBERS])
 
 
 @pytest.fixture(autouse=True)
@@ -37,23 +36,18 @@ def other_order(table):
 #: The message, and arguments: answers, and others by name.
 REFUSED = [
     ("hold none of annotator 1: leave that column out", TABLE * [1, 0, 0] - [0, 1, 1]),
-    ("hold none: all are -1", torch.full((256, 2), -1)),
     ("hold none: all are -1", TABLE[:, :0]),
     (r"in the order of their numbers .*sort_index\(\), or", other_order(pd.DataFrame(TABLE))),
     (r"answers must lie in 0\.\.2, got 3: number from 0, or raise num_labels", TABLE + 1),
     (r"answers must hold integers, -1 or NaN.*got 0.5", TABLE / 2),
-    ("got text: pandas.factorize", TABLE.astype(str)),
     ("got text: pandas.factorize", pd.DataFrame(TABLE).astype(str)),
     ("answers must be -1 where missing, got -2", torch.from_numpy(TABLE - 2)),
     (r"answers must have shape \(256, M\).*got \(3, 256\)", TABLE.T, {"graph": HOOD}),
-    ("known must hold integers.*got 0.5", TABLE, {"known": TRUTH / 2}),
-    (r"known must lie in 0\.\.2.*got 3", TABLE, {"known": torch.full((256,), 3)}),
-    ("known must have its rows in the order of answers", pd.DataFrame(TABLE, index=IDS),
-     {"known": other_order(pd.Series(NUMBERS, index=IDS))}),
+    ("pred_probs must have its rows in the order of answers", pd.DataFrame(TABLE, index=IDS),
+     {"pred_probs": other_order(pd.DataFrame(np.eye(3)[NUMBERS], index=IDS))}),
     (r"pred_probs must have shape \(256, 3\)", TABLE, {"pred_probs": torch.rand(256, 2)}),
     ("pred_probs must have rows that sum to one", TABLE, {"pred_probs": torch.rand(256, 3)}),
     ("pred_probs must be probabilities", TABLE, {"pred_probs": -torch.eye(3)[TRUTH]}),
-    ("answers must be dense", sparse.csr_array(TABLE)),
     ("answers must be dense", torch.from_numpy(TABLE).to_sparse()),
     ("answers must have a row for each node, got 200", TABLE[:200]),
     ("graph must be a tensor, an array or a nested list", TABLE, {"graph": "edges"}),
@@ -69,7 +63,9 @@ def test_refusals(row):
         Annotators(3).fit(graph, answers, **options, **SHORT)
 
 
-def test_refusals_of_constructors():
+def test_refusals_of_options():
+    with pytest.raises(TypeError, match="known"):  # of 0.3
+        Annotators(3).fit(EDGES, TABLE, known=TRUTH)
     for name in ("num_labels", "num_types", "num_answers"):
         with pytest.raises(ValueError, match=name):
             Annotators(**{"num_labels": 2} | {name: 1})
@@ -90,20 +86,6 @@ def test_answers_in_every_form():
         found = Annotators(3).fit(GRAPH, form, **SHORT)
         assert torch.equal(found.answers, answers)
         assert torch.equal(found.predict(), found.probs.argmax(1))
-
-
-@pytest.mark.parametrize(
-    "known",
-    [
-        KNOWN.astype(">f4"),
-        np.ma.array(np.where(KNOWN < 0, 2, KNOWN), mask=KNOWN < 0),
-        pd.Series(KNOWN).where(KNOWN >= 0),
-    ],
-)
-def test_known_labels_in_every_form(known):
-    found = Annotators(3).fit(EDGES, TABLE, known=known, **SHORT)
-    assert found.field.known.tolist() == KNOWN.tolist()
-    assert torch.equal(found.predict()[:9], TRUTH[:9])
 
 
 def test_columns_of_probabilities():

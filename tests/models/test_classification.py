@@ -6,13 +6,10 @@
 import pytest
 import torch
 from graphs import house
-from torch_geometric.nn import GCN
 
 from benchmarks.shared.backbones import RandomInput, appnp, gat, gcn, mlp
-from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import digits, random_split
-from pyro_nmm.guides import fit_nmm
-from pyro_nmm.models import NMMNetwork, temperature_scaling
+from pyro_nmm.models import temperature_scaling
 
 
 def test_temperature_scaling_finds_the_temperature():
@@ -80,18 +77,3 @@ def test_random_input_keeps_the_mean(sparse):
     assert 0.5 < empty < 0.57  # half of the nodes, and those whose entries all went
     assert out.sum().item() == pytest.approx(x.sum().item(), rel=0.05)
     assert torch.equal(network.eval()(x), x)
-
-
-@pytest.mark.slow
-def test_training_learns():
-    """Digits, of which one in ten has an observed label."""
-    data = random_split(digits(), 0.1, 0.1, 0.5, seed=0)
-    hood = Neighborhood(data.edge_index, data.num_nodes)
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float)
-    labels, attention = GCN(64, 16, 2, out_channels=10, dropout=0.5), GCN(64, 64, 1)
-    network = NMMNetwork(labels, attention, num_classes=10, floor=0.1)
-    mix, losses = fit_nmm(network, data, hood, num_steps=100, lr=0.03)
-    found = mix.condition(data.y, data.train_mask, num_samples=16).predict()
-    assert (found == data.y)[data.test_mask].double().mean() > 0.93
-    assert sum(losses[-10:]) < sum(losses[:10]) / 4

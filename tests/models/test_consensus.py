@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""A consensus of annotators: its parts by hand, and what graphs, copies and known labels do."""
+"""A consensus of annotators: its parts by hand, and what graphs and copies do."""
 
 import math
 from dataclasses import replace
@@ -22,10 +22,7 @@ from pyro_nmm.models.annotators.pool import (
     fit_powers,
     left_out_answers,
     pool_of,
-    potts_labels,
-    refit_powers,
 )
-from pyro_nmm.models.annotators.quality import fit_confusion
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +72,7 @@ def test_the_field_of_neighbours_is_a_fixed_point():
         return STRENGTH * total / max(1, len(neighbours[node])) ** 0.5
 
     part = torch.tensor([0, 1, 1, 0, 0])
-    found = potts_labels(Walk.on_graph(edges, 5), evidence, part)
+    found = Walk.on_graph(edges, 5).potts(evidence, part)
     for number in range(2):
         own = evidence.masked_fill((part == number)[:, None], 0)
         labels = own.softmax(-1)
@@ -85,19 +82,6 @@ def test_the_field_of_neighbours_is_a_fixed_point():
         for node in (part == number).nonzero()[:, 0].tolist():
             expected = pull(labels, node).softmax(-1)
             torch.testing.assert_close(found[node], expected, atol=1e-3, rtol=1e-3)
-    known = torch.tensor([[0.0, -torch.inf, -torch.inf]]).double().expand(5, 3)
-    assert (potts_labels(Walk.on_graph(edges, 5), known, part)[:4, 0] > 1 / 3).all()
-
-
-def test_known_labels_move_powers():
-    """Without known labels nothing; a thousand that contradict the neighbours lower their power."""
-    around, evidence = torch.rand(2, 2000, 3).double().softmax(-1)
-    known = torch.distributions.Categorical(evidence).sample()
-    start, priors = torch.tensor([1.0, 0.2]).double(), around.log()[:, None]
-    assert refit_powers(start, priors, evidence.log(), torch.full((2000,), -1)) is start
-    power, weight = refit_powers(start, priors, evidence.log(), known)
-    assert power < 0.3
-    assert 0.7 < weight < 1.3
 
 
 def test_dependent_errors():
@@ -264,34 +248,18 @@ def test_a_graph_counts_as_it_predicts():
         used.append(1 - found.powers["shares"])
         assert ("a graph that does not fit" in found.summary()) == (used[-1] < 1)
         if kept == 0:
-            simple = found.field.emission.alone(Entries.of(answers), torch.zeros(256, 3), {})
+            simple = found.field.emission.alone(Entries.of(answers), {})
             assert nll_loss(found.probs.log(), TRUTH) < nll_loss(simple.log(), TRUTH) + 0.05
     assert used[0] < 0.5
     assert used[2] == 1
     assert used[0] <= used[1]
 
 
-@pytest.mark.parametrize("people", [Annotators(3), Annotators(3, num_types=4)])
-def test_known_labels_are_kept(people):
-    known = torch.where(torch.rand(256) < 0.2, TRUTH, -1)
-    answers, rows = answers_to(TRUTH, [0.5, 0.4]), known >= 0
-    found = people.fit(EDGES, answers, known=known, num_starts=1, **QUICK)
-    assert (found.probs[rows, known[rows]] == 1).all()
-    assert (found.field.probs[rows, known[rows]] == 1).all()
-    if people.named:
-        without = people.fit(EDGES, answers, **QUICK)
-        right = [(each.predict() == TRUTH)[~rows].float().mean() for each in (without, found)]
-        assert right[1] > right[0]
-    marginals = found.field.latents(answers).posterior(4, num_sweeps=5).marginals()
-    assert torch.allclose(marginals[rows, known[rows]], torch.tensor(1.0))
-
-
-@pytest.mark.parametrize("types", [None, 4])
-def test_clusterings_with_a_rare_number(types):
+def test_clusterings_with_a_rare_number():
     """A part of the nodes without the largest number leaves matrices of the same size."""
     answers = answers_to(TRUTH, [0.9, 0.8, 0.8], missing=0.0)
     answers[0] = torch.tensor([3, 4, 3])
-    emission = Annotators(3, num_types=types, aligned=False)
+    emission = Annotators(3, num_types=4, aligned=False)
     found = emission.fit(EDGES, answers, num_starts=1, num_steps=30, num_draws=5)
     assert found.field.values["confusion"].shape[-1] == 5
     assert torch.allclose(found.probs.sum(1), torch.tensor(1.0))
@@ -316,14 +284,3 @@ def test_probabilities_of_a_classifier():
     assert weight > 0.5  # the classifier predicts answers, and the graph none
     assert one["answers"] == pytest.approx(weight * ALONE + 1 - weight)
     assert one["walk"] < 0.1
-
-
-def test_confusion_beside_the_neighbours():
-    """EM raises the likelihood, and finds the matrices if neighbours know the label's chances."""
-    around = (4 * torch.rand(20_000, 3)).double().softmax(-1)
-    truth = torch.distributions.Categorical(around).sample()
-    given = answers_to(truth, [0.7], missing=0.0)[:, 0]
-    entries, start = Entries.of(given[:, None]), torch.full((1, 3, 3), 0.25).double()
-    start.diagonal(dim1=1, dim2=2).fill_(0.5)
-    found = fit_confusion(start, around, entries)
-    assert (found.diagonal(dim1=1, dim2=2) - 0.7).abs().max() < 0.05

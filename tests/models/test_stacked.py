@@ -20,25 +20,25 @@ from stacking import FEW, KINDS, cliques, made, mask, moved, numbers
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, Posterior
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.guides import AmortizedNMM
-from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
+from pyro_nmm.models import PooledScores, StackedNMM
 from pyro_nmm.models.stacked.fit import surrogate
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_the_formula(kind):
     hood, scores, y, known = house(), torch.randn(5, 3), torch.arange(5) % 3, mask(5, 0, 3)
-    stacked, weight = moved(made(kind), 1.0), torch.rand(hood.num_edges) + 0.5
+    stacked = moved(made(kind), 1.0)
     values = {name: value.detach() for name, value in stacked.named_parameters()}
     kappa, floor = values["log_kappa"].exp(), values["log_floor"].exp()
     if kind == "scores":
         probs = (values["pool.log_scale"].exp() * scores).softmax(-1)
     else:
-        probs = stacked.pool(stacked.pool.terms(hood, scores, y, known, weight))
-    alpha, logits, *relabel = stacked(hood, scores, y, known, weight)
+        probs = stacked.pool(stacked.pool.terms(hood, scores, y, known))
+    alpha, logits, *relabel = stacked(hood, scores, y, known)
     torch.testing.assert_close(alpha, kappa * (probs + floor / 3))
     for e, (i, j) in enumerate(zip(hood.target.tolist(), hood.source.tolist(), strict=True)):
         cosine = probs[i] @ probs[j] / (probs[i].norm() * probs[j].norm())
-        value = values["similarity"] * cosine + values["gamma"] * (i == j) + weight[e].log()
+        value = values["similarity"] * cosine + values["gamma"] * (i == j)
         torch.testing.assert_close(logits[e], value)
         for change in relabel:
             rate, keep = values["odds"].sigmoid() * (i != j), torch.eye(3)
@@ -71,10 +71,10 @@ def test_pool_is_the_formula(seed):
     torch.manual_seed(seed)
     hood = to_hood(nx.gnp_random_graph(9, 0.3, seed=seed))
     scores, y, known = 2 * torch.randn(9, 3), torch.randint(3, (9,)), torch.rand(9) < 0.4
-    weight, pool = torch.rand(hood.num_edges) + 0.1, moved(PooledScores(3), 1.0)
+    pool = moved(PooledScores(3), 1.0)
     pool.temperature.fill_(1.7)
     pool.shares.copy_(0.3 * torch.rand(3))
-    walk = torch.zeros(9, 9).index_put((hood.target, hood.source), weight)
+    walk = torch.zeros(9, 9).index_put((hood.target, hood.source), torch.ones(()))
     walk, labels = walk / walk.sum(1, keepdim=True), torch.zeros(9, 3)
     labels[known, y[known]] = 1.0
     power = [torch.linalg.matrix_power(walk, r) @ labels for r in range(21)]
@@ -86,30 +86,9 @@ def test_pool_is_the_formula(seed):
     logits = (pool.log_scale.exp() + pool.agreement * (agree - 0.75)) * own.log()
     logits = logits + pool.neighbors * (walk @ own + 1e-3).log()
     logits = logits + pool.labels * above.log() + pool.offsets
-    torch.testing.assert_close(pool(pool.terms(hood, scores, y, known, weight)), logits.softmax(-1))
+    torch.testing.assert_close(pool(pool.terms(hood, scores, y, known)), logits.softmax(-1))
     nothing = pool.terms(hood, scores, torch.full((9,), -1), mask(9))
     torch.testing.assert_close(nothing[2], torch.zeros(9, 3))
-
-
-def test_temperature_scaling_and_a_bias_are_limits():
-    """No sharing, no floor, attention to oneself, and no other evidence than scores."""
-    hood, scores, y, known = (
-        house(),
-        torch.randn(5, 3),
-        torch.tensor([0, 1, 2, 1, 0]),
-        mask(5, 0, 1),
-    )
-    stacked = numbers(StackedNMM(3), log_kappa=30.0, log_floor=-60.0, gamma=60.0)
-    temperature = temperature_scaling(scores, y, ~known)
-    for parameter in stacked.pool.parameters():
-        parameter.data.zero_()
-    stacked.pool.temperature.fill_(temperature)
-    for offsets in (torch.zeros(3), torch.tensor([0.3, -1.0, 0.2])):
-        stacked.pool.offsets.data.copy_(offsets)
-        found = stacked.mixture(hood, scores, y, known).marginals()
-        expected = (scores / temperature + offsets).softmax(-1).float()
-        torch.testing.assert_close(found[2:].float(), expected[2:])
-        torch.testing.assert_close(found[:2], torch.eye(3)[:2].to(found))  # the known labels
 
 
 def test_scores_alone_condition_on_known_labels():
@@ -141,12 +120,11 @@ def test_labels_in_the_pool_are_no_evidence_about_choices():
     torch.testing.assert_close(more.marginals()[3], joint / joint.sum())
 
 
-@pytest.mark.parametrize("kind", ["scores", "pool"])
-def test_gradient_of_the_conditional_bound(kind):
+def test_gradient_of_the_conditional_bound():
     """The surrogate's mean gradient is the enumerated bound's, in every parameter."""
     torch.manual_seed(1)
     hood = to_hood(nx.path_graph(4))
-    stacked, scores = numbers(made(kind, 2), log_kappa=-0.5), torch.randn(4, 2)  # strong sharing
+    stacked, scores = numbers(StackedNMM(2), log_kappa=-0.5), torch.randn(4, 2)  # strong sharing
     y, order, known = torch.tensor([0, 1, 0, 0]), torch.tensor([1, 3, 0, 2]), mask(4, 1, 3)
     parameters = list(stacked.parameters())
 
@@ -178,25 +156,6 @@ def test_is_a_network_for_svi():
     svi.step(torch.randn(5, 2), y, ~observed, y=y, observed=observed)
     assert not any(map(torch.equal, before, program.network.parameters()))
     assert "pool.labels" in " ".join(pyro.get_param_store().keys())
-
-
-@pytest.mark.parametrize("kind", ["pool", "scores", "share"])
-def test_posterior_without_known_labels(kind):
-    """It is the mixture, in every query."""
-    hood, scores, y = house(), torch.randn(5, 3), torch.arange(5) % 3
-    stacked = moved(made("pool" if kind == "share" else kind))
-    if kind == "share":
-        stacked.share.fill_(0.7)
-    known = hood, scores, torch.full((5,), -1), mask(5)
-    mix, posterior = stacked.mixture(*known), stacked.posterior(*known)
-    pairs = torch.tensor([[0, 2, 1], [1, 4, 1]])
-    torch.testing.assert_close(posterior.marginals(), mix.marginals())
-    torch.testing.assert_close(posterior.pairwise(pairs), mix.pairwise(pairs))
-    joint = (each.log_marginal(pairs[0], y[:3]) for each in (posterior, mix))
-    torch.testing.assert_close(*joint)
-    rates = torch.nn.functional.one_hot(posterior.sample((20_000,)), 3).double().mean(0)
-    error = (mix.marginals() * (1 - mix.marginals()) / 20_000).sqrt()
-    assert ((rates - mix.marginals()).abs() < 5 * error + 1e-6).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

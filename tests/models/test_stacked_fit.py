@@ -29,8 +29,8 @@ from pyro_nmm.models.stacked.table import GraphScores
 FOLDS = 3
 
 
-def on_graph(hood, scores, y, known, weight=None):
-    return GraphScores(hood, scores, y, known, torch.zeros_like(known), weight)
+def on_graph(hood, scores, y, known):
+    return GraphScores(hood, scores, y, known, torch.zeros_like(known))
 
 
 def independent(seed=0):
@@ -124,30 +124,25 @@ def test_scores_with_an_offset_of_each_row():
         assert stacked.posterior(hood, constant, y, ~held_out).marginals().isfinite().all()
 
 
-@pytest.mark.parametrize("kind", ["pool", "scores"])
 @pytest.mark.parametrize("call", ["fit", "update"])
-def test_labels_outside_the_masks_are_never_read(kind, call):
+def test_labels_outside_the_masks_are_never_read(call):
     hood, scores, y, train, held_out = few_labels()
     results = []
     for other in (0, 99):
         torch.manual_seed(0)
-        labels, stacked = y.where(train | held_out, other), made(kind)
+        labels, stacked = y.where(train | held_out, other), StackedNMM(3)
         getattr(stacked, call)(hood, scores, labels, train, held_out, **FEW)
         results.append(torch.nn.utils.parameters_to_vector(stacked.parameters()))
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_nodes_that_no_labelled_node_may_choose_are_left_out(weighted):
+def test_nodes_that_no_labelled_node_may_choose_are_left_out():
     hood, scores, y, train, held_out = few_labels()
-    weight, formula, folds = torch.rand(hood.num_edges) + 0.1, made("scores").formula, []
+    formula, folds = made("scores").formula, []
     for more in (0, 7):  # isolated nodes
         wide = Neighborhood(torch.stack([hood.source, hood.target]), 60 + more)
         sets = [torch.cat([s, s.new_zeros(more)]) for s in (y, train & False, train, held_out)]
         data = GraphScores(wide, torch.cat([scores, scores[:more]]), *sets[:3])
-        data = replace(
-            data, edge_weight=torch.cat([weight, torch.ones(more)]) if weighted else None
-        )
         folds.append(vars(Fold.of(formula, data, sets[3])))
     assert repr(folds[0].pop("hood")) == repr(folds[1].pop("hood"))
     torch.testing.assert_close(*folds)
@@ -206,15 +201,15 @@ def problem():
 
 def test_folds_are_copies_of_the_graph(problem):
     hood, scores, y, folds = problem
-    edges, weight = torch.stack([hood.source, hood.target]), torch.rand(hood.num_edges) + 0.5
+    edges = torch.stack([hood.source, hood.target])
     wide = Neighborhood(torch.cat([edges + 60 * k for k in range(FOLDS)], 1), FOLDS * 60)
     known = torch.cat([(folds >= 0) & (folds != k) for k in range(FOLDS)])
     out = torch.cat([folds == k for k in range(FOLDS)])
     whole = wide, scores.reshape(-1, 3), y.repeat(FOLDS), known, out
     fits = []
     for given, options in (
-        (problem[:3], {"folds": folds, "edge_weight": weight}),
-        (whole, {"edge_weight": weight.repeat(FOLDS)}),
+        (problem[:3], {"folds": folds}),
+        (whole, {}),
     ):
         torch.manual_seed(0)
         fits.append([*made("scores").fit(*given, **options, num_steps=30).parameters()])
@@ -247,22 +242,6 @@ def test_share_follows_the_likelihood(agree):
     assert expected_share(torch.full((90,), -torch.inf), better[:90], agree) < 0.08
 
 
-def test_share_follows_the_graph():
-    """Neighbours that agree earn the NMM a larger share than random edges."""
-    y = torch.arange(200) % 2
-    scores = torch.randn(FOLDS, 200, 2)
-    folds = torch.where(torch.rand(200) < 0.6, torch.arange(200) % FOLDS, -1)
-    inside = torch.randint(100, (2, 800)) * 2
-    inside[:, ::2] += 1
-    share = []
-    for edges in (inside, *torch.randint(200, (3, 2, 800))):
-        hood = Neighborhood(torch.cat([edges, edges.flip(0)], 1), 200)
-        share.append(StackedNMM(2).fit(hood, scores, y, folds=folds, num_steps=60).share)
-    # Of random graphs it may be .8 by chance.
-    assert share[0] > 0.9
-    assert share[0] > max(share[1:]) + 0.1
-
-
 def test_summary(problem):
     """Each label by candidates that were fitted to other folds."""
     hood, scores, y, folds = problem
@@ -289,11 +268,10 @@ def test_summary(problem):
 def test_gradients_of_labels(kind):
     """One backward pass has those of each label alone."""
     hood, scores, y, train, held_out = cliques()
-    weight, columns = torch.rand(hood.num_edges) + 0.5, []
-    stacked = made(kind).fit(hood, scores, y, train, held_out, edge_weight=weight, **FEW)
-    data = on_graph(hood, scores, y, train | held_out, weight)
+    columns, stacked = [], made(kind).fit(hood, scores, y, train, held_out, **FEW)
+    data = on_graph(hood, scores, y, train | held_out)
     fold = Fold.of(stacked.formula, data, held_out)
-    mixture = NeighborMixture(fold.hood, *stacked.formula(fold.hood, fold.inputs, fold.edge_weight))
+    mixture = NeighborMixture(fold.hood, *stacked.formula(fold.hood, fold.inputs))
     for row in fold.held_out.nonzero()[:, 0]:
         stacked.zero_grad()
         mixture.marginals()[row, fold.y[row]].log().backward(retain_graph=True)
