@@ -106,5 +106,5 @@ def edge_values(
             edge = [int(end[wrong][0]) for end in (hood.source, hood.target)]
             raise ValueError(f"edge_index {error.format(edge)}")
     ordered = scatter(values, place, -1, hood.num_edges, reduce or "sum")
-    fill = fill_value or 0
+    fill = 0 if fill_value is None else fill_value
     return torch.where(lost, fill if isinstance(fill, Integral) else float(fill), ordered)
