@@ -24,8 +24,8 @@ from pyro_nmm.arguments import (
 )
 from pyro_nmm.distributions.memberships import relaxed_logits
 from pyro_nmm.fitting import Steps, with_gradients, with_options
-from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.shared_forward import evaluation
+from pyro_nmm.model_arguments import check_hood
 from pyro_nmm.models.dglfrm import DGLFRM, StickShares, inner, observed_edges, stick_logits
 from pyro_nmm.models.networks import attention_scores, register
 from pyro_nmm.sparse import sparse_csr

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.fitting import Steps, ordinary, with_gradients, with_options
-from pyro_nmm.graph_arguments import check_hood
 from pyro_nmm.guides.best_state import BestState
 from pyro_nmm.guides.shared_forward import SharedForward, as_order, evaluation, unvalidated
+from pyro_nmm.model_arguments import check_hood
 from pyro_nmm.models.networks import FreeNMM
 from pyro_nmm.models.random_fields import (
     MarginalField,

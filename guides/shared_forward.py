@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import as_tensor
-from pyro_nmm.graph_arguments import check_hood, order_to_rows
+from pyro_nmm.model_arguments import check_hood, order_to_rows
 from pyro_nmm.models.networks import register
 
 

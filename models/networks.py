@@ -27,8 +27,8 @@ from pyro_nmm.arguments import (
     expect_all,
 )
 from pyro_nmm.fitting import ordinary
-from pyro_nmm.graph_arguments import check_hood, in_single
 from pyro_nmm.labels import in_label_order
+from pyro_nmm.model_arguments import check_hood, in_single
 from pyro_nmm.ops.edge_products import edge_products
 
 #: Positive links for ``alpha``. ``exp`` makes alpha's direction the softmax of the backbone alone.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.distributions.parameters import Parameters
-from pyro_nmm.graph_arguments import check_label_range, check_labels
+from pyro_nmm.model_arguments import check_label_range, check_labels
 from pyro_nmm.models.plates import OneEvent, check_plates, is_prediction
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.marginals import spread

@@ -6,7 +6,7 @@
 from importlib.util import find_spec
 
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
-from pyro_nmm.distributions.conditionals import EvidenceConditional, OrderedConditional
+from pyro_nmm.distributions.conditional_kinds import EvidenceConditional, OrderedConditional
 from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
 from pyro_nmm.distributions.memberships import MembershipMixture
 from pyro_nmm.distributions.neighbor_mixture import NeighborMixture

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import from_scipy_sparse_matrix, scatter, to_undirected
 
 from pyro_nmm.arguments import as_edge_index, as_edges, as_expected, expect_all
-from pyro_nmm.graph_arguments import check_all_rows
+from pyro_nmm.model_arguments import check_all_rows
 from pyro_nmm.neighborhood import Neighborhood, edges_between
 
 

@@ -33,7 +33,7 @@ def sparse_coo(places: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor
     return torch.sparse_coo_tensor(places, values, shape, check_invariants=False)
 
 
-def spread(step: Callable, labels: Tensor, damping: float, num_steps: int) -> Tensor:
+def label_spreading(step: Callable, labels: Tensor, damping: float, num_steps: int) -> Tensor:
     r"""Label spreading, :math:`R \leftarrow g W R + (1 - g) Y` from :math:`Y` (Zhou et al. 2003,
     "Learning with Local and Global Consistency", NeurIPS). ``step`` multiplies by :math:`W`, the
     means of neighbours. ``labels`` are :math:`Y`, zeros at nodes without a label.

@@ -10,9 +10,9 @@ import torch
 from graphs import shared_sources
 
 from pyro_nmm.models import Annotators, FieldPrior, NormalEmission
-from pyro_nmm.models.annotators.answers import Entries
+from pyro_nmm.models.annotators.answers import Answers
 from pyro_nmm.models.hidden.em import FieldChains, State
-from pyro_nmm.ops.gibbs import sweeps
+from pyro_nmm.ops.sweeps import sweeps
 
 ANSWERS = torch.tensor([[0, 0, 1], [1, 0, -1], [-1, -1, -1], [1, 1, 1], [0, 1, 1]])
 FEATURES = torch.tensor(
@@ -40,7 +40,7 @@ def emission_case(name, graph=shared_sources):
     emission, data = EMISSIONS[name]
     hood = graph()
     data = emission.check(hood, data)
-    if isinstance(data, Entries):
+    if isinstance(data, Answers):
         data = data.table()
     pyro.set_rng_seed(1)
     probs = torch.rand(hood.num_nodes, 2).softmax(-1)

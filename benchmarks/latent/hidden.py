@@ -18,7 +18,7 @@ from pyro_nmm import ChosenLabels, EvidenceConditional, NeighborChoice, Neighbor
 from pyro_nmm.guides import evidence_guide, mean_field
 from pyro_nmm.models import PairwiseMRF, annealed_log_normalizer, grid_edges, nmm, potts
 from pyro_nmm.ops.entries import Draw, evidence_entries
-from pyro_nmm.ops.gibbs import run_chains
+from pyro_nmm.ops.sweeps import run_chains
 
 FIELDS, SIZE, CLASSES = ["smooth", "potts", "nmm"], 64, 3
 #: Couplings that the Potts field chooses from, and strides and radii that the NMM chooses from.

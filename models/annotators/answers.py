@@ -16,7 +16,7 @@ from pyro_nmm.labels import as_array, check_same_order, is_missing
 
 
 @dataclass(frozen=True, eq=False)
-class Entries:
+class Answers:
     """The ``A`` answers that are there in a table ``(N, M)``, node by node."""
 
     node: Tensor  #: ``(A,)``, ascending
@@ -25,9 +25,9 @@ class Entries:
     shape: tuple[int, int]  #: of the table
 
     @classmethod
-    def of(cls, data: "Tensor | Entries") -> "Entries":
+    def of(cls, data: "Tensor | Answers") -> "Answers":
         """Of a table in which -1 is missing."""
-        if isinstance(data, Entries):
+        if isinstance(data, Answers):
             return data
         if (data < -1).any():
             raise ValueError(f"answers must be -1 where missing, got {int(data.min())}")
@@ -40,10 +40,10 @@ class Entries:
         table[self.node, self.annotator] = self.answer
         return table
 
-    def at(self, rows: Tensor) -> "Entries":
+    def at(self, rows: Tensor) -> "Answers":
         """Only answers about some nodes, a mask ``(N,)``, of a table of the same shape."""
         here = rows[self.node]
-        return Entries(self.node[here], self.annotator[here], self.answer[here], self.shape)
+        return Answers(self.node[here], self.annotator[here], self.answer[here], self.shape)
 
     def number(self) -> Tensor:
         """``(N,)``: answers about each node."""

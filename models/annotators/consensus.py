@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.annotators.answers import Entries
+from pyro_nmm.models.annotators.answers import Answers
 from pyro_nmm.models.hidden import HiddenField
 
 
@@ -79,7 +79,7 @@ class Consensus:
         emission: Any = self.field.emission
         probs, size = self.probs.double(), int(self.answers.max()) + 1
         plain = replace(emission, num_answers=size, num_types=None, aligned=emission.named)
-        confusion = plain.maximise(Entries.of(self.answers), probs, {})["confusion"]
+        confusion = plain.maximise(Answers.of(self.answers), probs, {})["confusion"]
         answers = torch.einsum("nk,mka->nma", probs, confusion)
         expected = torch.einsum("nk,mka->nm", probs, torch.special.entr(confusion))
         gain = torch.special.entr(answers).sum(-1) - expected

@@ -18,7 +18,7 @@ from pyro_nmm.arguments import as_expected, check_integers, expect_all
 from pyro_nmm.edges import edges_of
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import check_same_order, in_label_order
-from pyro_nmm.models.annotators.answers import Entries, read_answers
+from pyro_nmm.models.annotators.answers import Answers, read_answers
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.pool import Walk, pool_of
 from pyro_nmm.models.hidden import FieldRun, Values, fit_field, mixture_em
@@ -120,19 +120,19 @@ class Annotators:
         with torch.no_grad():
             return pool_of(field, table, walk or Walk.on_field(field), pred_probs)
 
-    def check(self, hood: Neighborhood, data: Any) -> Entries:
-        """Entries of the answers ``(N, M)``, or an error that names what is wrong."""
-        table = read_answers(data.table() if isinstance(data, Entries) else data, hood)
+    def check(self, hood: Neighborhood, data: Any) -> Answers:
+        """Answers of the answers ``(N, M)``, or an error that names what is wrong."""
+        table = read_answers(data.table() if isinstance(data, Answers) else data, hood)
         number, top = self._num_answers(table), int(table.max())
         if top >= number:
             cure = "number from 0, or raise num_labels or num_answers"
             raise ValueError(f"answers must lie in 0..{number - 1}, got {top}: {cure}")
-        return Entries.of(table)
+        return Answers.of(table)
 
-    def start(self, data: Tensor | Entries, hood: Neighborhood) -> Values:
+    def start(self, data: Tensor | Answers, hood: Neighborhood) -> Values:
         """The majority vote if answers name labels, else a fit without the graph."""
         if self.named:
-            return self.maximise(data, self._votes(Entries.of(data)), {})
+            return self.maximise(data, self._votes(Answers.of(data)), {})
         if self.num_types is None:
             return mixture_em(self, data, self._seeds(data))[0]
         plain = Annotators(self.num_types, self._num_answers(data), aligned=False)
@@ -144,9 +144,9 @@ class Annotators:
         of_types: Any = _Counts(self.num_labels)  # the part of an Emission that EM asks for
         return values | mixture_em(of_types, counts, {"types": shares(seeds)})[0]
 
-    def log_prob(self, values: Values, data: Tensor | Entries) -> Tensor:
+    def log_prob(self, values: Values, data: Tensor | Answers) -> Tensor:
         """``(N, C)``: of all answers about a node, in nats."""
-        return self.of_labels(Entries.of(data).evidence(values["confusion"]), values)
+        return self.of_labels(Answers.of(data).evidence(values["confusion"]), values)
 
     def of_labels(self, log_prob: Tensor, values: Values) -> Tensor:
         """``(..., C)``: log-likelihoods given labels, from those given types if there are any."""
@@ -155,31 +155,31 @@ class Annotators:
         top = log_prob.detach().amax(-1, keepdim=True)
         return ((log_prob - top).exp() @ values["types"].mT).log() + top
 
-    def log_prior(self, values: Values, data: Tensor | Entries) -> Tensor:
+    def log_prior(self, values: Values, data: Tensor | Answers) -> Tensor:
         """Of all rows of the parameters, as densities of log-odds."""
         total = (self._pseudo_counts(values["confusion"]) * values["confusion"].log()).sum()
         if self.num_types is not None:
             total = total + (values["types"].log() / self.num_types).sum()
         return total
 
-    def maximise(self, data: Tensor | Entries, probs: Tensor, values: Values) -> Values:
+    def maximise(self, data: Tensor | Answers, probs: Tensor, values: Values) -> Values:
         """Expected shares of answers and of types, under ``probs`` ``(N, C)``."""
         # Data without some nodes may lack the largest answer.
         number = values["confusion"].shape[-1] if values else None
         if self.num_types is None:
             return {"confusion": shares(self._counts(data, probs, number))}
-        log_prob = Entries.of(data).evidence(values["confusion"])
+        log_prob = Answers.of(data).evidence(values["confusion"])
         likelihood = (log_prob - log_prob.amax(-1, keepdim=True)).exp()
         share = probs / (likelihood @ values["types"].mT)
         types = values["types"] * (share.mT @ likelihood) + 1 / self.num_types
         of_types = likelihood * (share @ values["types"])
         return {"confusion": shares(self._counts(data, of_types, number)), "types": shares(types)}
 
-    def draw(self, data: Tensor | Entries, labels: Tensor, values: Values) -> Values:
+    def draw(self, data: Tensor | Answers, labels: Tensor, values: Values) -> Values:
         """Draws from the Dirichlet posterior of every row, given types that are drawn first."""
         causes, drawn = labels, {}
         if self.num_types is not None:
-            log_prob = Entries.of(data).evidence(values["confusion"])
+            log_prob = Answers.of(data).evidence(values["confusion"])
             logits = log_prob + values["types"].log().index_select(0, labels)
             causes = Categorical(logits=logits, validate_args=False).sample()
             shape = self.num_labels, self.num_types
@@ -209,7 +209,7 @@ class Annotators:
         (together,) = _towards(shares(prior), counts.sum(0, keepdim=True))
         return _towards(together, counts)
 
-    def without(self, entries: Entries, probs: Tensor, values: Values) -> Values:
+    def without(self, entries: Answers, probs: Tensor, values: Values) -> Values:
         """The M-step under ``probs`` ``(N, C)`` from some of the answers, in double precision, with
         matrices as of :meth:`shrunk` if answers name labels."""
         if not self.named:
@@ -218,7 +218,7 @@ class Annotators:
         counts = entries.confusion(probs[entries.node], self._num_answers(entries))
         return {"confusion": self.shrunk(counts)}
 
-    def alone(self, entries: Entries, values: Values) -> Tensor:
+    def alone(self, entries: Answers, values: Values) -> Tensor:
         """``(N, C)``: labels from the answers without a graph. Answers that name labels start EM at
         the majority vote, with matrices as of :meth:`shrunk`; others have the fitted ``values``."""
         if not self.named:
@@ -239,12 +239,12 @@ class Annotators:
         """Whether answers name labels."""
         return self.aligned and self.num_types is None
 
-    def _num_answers(self, data: Tensor | Entries) -> int:
+    def _num_answers(self, data: Tensor | Answers) -> int:
         if self.num_answers is not None:
             return self.num_answers
-        return self.num_labels if self.named else int(Entries.of(data).answer.max()) + 1
+        return self.num_labels if self.named else int(Answers.of(data).answer.max()) + 1
 
-    def _votes(self, entries: Entries) -> Tensor:
+    def _votes(self, entries: Answers) -> Tensor:
         """``(N, C)``: shares of the votes."""
         votes = entries.votes(self._num_answers(entries))[:, : self.num_labels]
         voted = votes.sum(0) > 0  # a label without answers is not the label of doubtful nodes
@@ -264,17 +264,17 @@ class Annotators:
         silent = (table < 0) & one_sided
         return replace(self, num_answers=number + 1), table.masked_fill(silent, number)
 
-    def _seeds(self, data: Tensor | Entries) -> Values:
+    def _seeds(self, data: Tensor | Answers) -> Values:
         """Each label's matrix from ten times one random node's answers, all different."""
-        entries = Entries.of(data)
+        entries = Answers.of(data)
         answered = entries.table()[entries.number() > 0].unique(dim=0)
         answers = answered[_draw_places(len(answered), self.num_labels, answered.device)]
         seen = 10 * torch.eye(self.num_labels, device=answers.device).to(torch.get_default_dtype())
         return {"confusion": shares(self._counts(answers, seen, self._num_answers(data)))}
 
-    def _counts(self, data: Tensor | Entries, probs: Tensor, number: int | None = None) -> Tensor:
+    def _counts(self, data: Tensor | Answers, probs: Tensor, number: int | None = None) -> Tensor:
         """``(M, C, K)``: answers counted with probabilities ``(N, C)``, and the prior's."""
-        number, entries = self._num_answers(data) if number is None else number, Entries.of(data)
+        number, entries = self._num_answers(data) if number is None else number, Answers.of(data)
         counts = entries.confusion(probs.index_select(0, entries.node), number).to(probs)
         return counts + self._pseudo_counts(counts)
 

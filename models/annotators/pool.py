@@ -13,10 +13,10 @@ from torch.nn.functional import logsigmoid
 from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyro_nmm.fitting import minimise
-from pyro_nmm.models.annotators.answers import Entries
+from pyro_nmm.models.annotators.answers import Answers
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.hidden import HiddenField
-from pyro_nmm.sparse import sparse_coo, spread
+from pyro_nmm.sparse import label_spreading, sparse_coo
 
 # Chosen on development sets: small simulated crowds of other seeds than the page of results has,
 # CiteSeer, digits with other classifiers, and labels from an NMM. "Half" and "twice" are the mean
@@ -78,7 +78,9 @@ class Walk:
     def labels(self, observed: Tensor, part: Tensor) -> Tensor:
         """Distributions ``(N, C)`` around each node, equal shares if a walk meets no label. Those
         of a node's ``part`` are left out for it; ``observed`` is zero at nodes without any."""
-        found = _left_out(observed, part, lambda seen: spread(self.step, seen, self.damping, 50))
+        found = _left_out(
+            observed, part, lambda seen: label_spreading(self.step, seen, self.damping, 50)
+        )
         total = found.sum(-1, keepdim=True)
         return torch.where(total > 0, found / total, 1 / observed.shape[1])
 
@@ -132,7 +134,7 @@ class LeftOut(NamedTuple):
     same: Tensor  #: ``(A,)`` the share of the other answers that are the same
 
 
-def left_out_answers(field: HiddenField, entries: Entries, probs: Tensor, part: Tensor) -> LeftOut:
+def left_out_answers(field: HiddenField, entries: Answers, probs: Tensor, part: Tensor) -> LeftOut:
     """Evidence in each part of the nodes, from the M-step without the part's answers, under label
     distributions ``(N, C)``. Cost: linear in the number of answers."""
     emission: Any = field.emission
@@ -156,7 +158,7 @@ def pool_of(
 ) -> Consensus:
     """Pool the answers ``(N, M)`` with the neighbours, and with predictions of a classifier."""
     emission: Any = field.emission
-    entries = Entries.of(table)
+    entries = Answers.of(table)
     # Ten parts of the nodes whose answers are left out (5: +.009, +.039; 20: -.002, +.008).
     part = torch.randperm(len(table), device=table.device) % 10
     silent = (table < 0).all(1, keepdim=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nmm.models.annotators.answers import Entries
+from pyro_nmm.models.annotators.answers import Answers
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.model import Annotators, shares
 from pyro_nmm.models.hidden import HiddenField, Values
@@ -94,7 +94,7 @@ def _by_label(
         # Neighbours or a classifier tell nodes apart.
         if around.softmax(-1).std(0).max() > 1e-3:
             start = _of_labels(field.values).double()
-            return _beside_neighbors(around, start, Entries.of(fitted.answers))
+            return _beside_neighbors(around, start, Answers.of(fitted.answers))
     confusion = _of_labels(field.draws)
     share = [(field.samples == k).to(confusion).mean(-1) for k in range(emission.num_labels)]
     return confusion, torch.stack(share, -1)
@@ -107,7 +107,7 @@ def _of_labels(values: Values) -> Tensor:
     return values["types"].unsqueeze(-3) @ values["confusion"]
 
 
-def _beside_neighbors(around: Tensor, start: Tensor, entries: Entries) -> tuple[Tensor, Tensor]:
+def _beside_neighbors(around: Tensor, start: Tensor, entries: Answers) -> tuple[Tensor, Tensor]:
     """Confusion matrices of each annotator alone, beside the labels around its nodes, so that
     shared errors raise no accuracy. The nodes' weights are random (Newton and Raftery 1994, JRSS B
     56), and so is the power of the labels around them: .4 is the standard deviation of its

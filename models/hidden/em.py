@@ -15,12 +15,12 @@ from torch.nn.functional import one_hot
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_all, expect_device
 from pyro_nmm.fitting import Steps, with_gradients, with_options
-from pyro_nmm.graph_arguments import check_all_rows
+from pyro_nmm.model_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.hidden.field import FieldPrior, HiddenField, allowed_labels
 from pyro_nmm.ops.entries import Draw, Entries, evidence_entries
-from pyro_nmm.ops.gibbs import SweepRecord, Sweeps, left_out, sweeps
 from pyro_nmm.ops.sampling import draw_entries
+from pyro_nmm.ops.sweeps import SweepRecord, Sweeps, left_out, sweeps
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_tensor, check_each_call, check_integers, expect, expect_all
-from pyro_nmm.graph_arguments import check_hood, in_single
+from pyro_nmm.model_arguments import check_hood, in_single
 
 Values = dict[str, Tensor]
 

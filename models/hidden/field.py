@@ -16,7 +16,7 @@ from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
 from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_all
 from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.nmm import nmm
-from pyro_nmm.ops.gibbs import SweepRecord
+from pyro_nmm.ops.sweeps import SweepRecord
 
 
 class FieldPrior(nn.Module):

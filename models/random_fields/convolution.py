@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import check_integers
-from pyro_nmm.graph_arguments import check_hood
+from pyro_nmm.model_arguments import check_hood
 from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field, coarseness, grid_edges
 
 

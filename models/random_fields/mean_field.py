@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import as_expected, check_integers, expect_all
-from pyro_nmm.graph_arguments import check_hood
+from pyro_nmm.model_arguments import check_hood
 from pyro_nmm.models.networks import near_marginals
 from pyro_nmm.models.random_fields.marginal_field import MarginalField, RandomField
 from pyro_nmm.models.random_fields.pairwise import PairwiseMRF, check_field

@@ -15,10 +15,10 @@ from torch_geometric.utils import cumsum
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import check_each_call, check_integers, expect
-from pyro_nmm.graph_arguments import check_all_rows
+from pyro_nmm.model_arguments import check_all_rows
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.stacked.table import GraphScores
-from pyro_nmm.sparse import sparse_csr, spread
+from pyro_nmm.sparse import label_spreading, sparse_csr
 
 #: Probability that the walk takes another step, and its largest number of steps.
 DAMPING, STEPS = 0.9, 20
@@ -212,7 +212,9 @@ def mean_of_neighbors(data: GraphScores, values: Tensor, num_steps: int = 0) -> 
     total = hood.ptr.diff()[:, None]
     if not num_steps:
         return (matrix @ values).div_(total)
-    return spread(lambda reached: (matrix @ reached).div_(total), values, DAMPING, num_steps)
+    return label_spreading(
+        lambda reached: (matrix @ reached).div_(total), values, DAMPING, num_steps
+    )
 
 
 def propagated(data: GraphScores) -> Tensor:

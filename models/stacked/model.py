@@ -16,7 +16,7 @@ from pyro_nmm.arguments import as_expected, as_tensor, check_integers, expect, e
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.fitting import Steps, with_gradients
-from pyro_nmm.graph_arguments import check_hood
+from pyro_nmm.model_arguments import check_hood
 from pyro_nmm.models.stacked.fit import (
     FOLDS,
     LABELS,

@@ -15,7 +15,7 @@ from torch_geometric.utils import index_to_mask
 from pyro_nmm import NeighborMixture, blocks
 from pyro_nmm.arguments import as_shape, check_integers, expect
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.graph_arguments import as_nodes
+from pyro_nmm.model_arguments import as_nodes
 from pyro_nmm.models.stacked.formula import Formula, Tensors, propagated
 from pyro_nmm.models.stacked.table import GraphScores, side_by_side
 from pyro_nmm.relabel import entries_at

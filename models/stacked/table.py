@@ -14,8 +14,8 @@ from torch_geometric.utils import cumsum
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_set, as_tensor, expect, is_kind
-from pyro_nmm.graph_arguments import check_hood, check_label_range, in_single
 from pyro_nmm.labels import in_label_order
+from pyro_nmm.model_arguments import check_hood, check_label_range, in_single
 from pyro_nmm.neighborhood import edges_between
 
 Part = TypeVar("Part")

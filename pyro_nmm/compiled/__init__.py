@@ -6,7 +6,7 @@ processor."""
 
 import torch
 
-from pyro_nmm.compiled.entries import anneal, draw, meet, sweep
+from pyro_nmm.compiled.draws import anneal, draw, meet, sweep
 from pyro_nmm.compiled.loops import entropy, find, predict, ranks
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_nmm.arguments import as_shape
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.graph_arguments import as_nodes
+from pyro_nmm.model_arguments import as_nodes
 from pyro_nmm.neighborhood import Neighborhood
 
 

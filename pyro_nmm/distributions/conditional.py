@@ -22,9 +22,9 @@ from pyro_nmm.distributions.base import GraphDistribution, flatten
 from pyro_nmm.distributions.factors import Neighbors
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
-from pyro_nmm.graph_arguments import order_to_rows
+from pyro_nmm.model_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops import gibbs
+from pyro_nmm.ops import sweeps
 from pyro_nmm.ops.annealing import Annealed, anneal
 from pyro_nmm.ops.entries import (
     KEPT,
@@ -71,6 +71,8 @@ class Conditional(GraphDistribution):
         self.estimator = as_member(ScoreEstimator, estimator=estimator)
         self._last_draw, self._last_values = LastCall(), LastCall()
         batch, size = data.shape[: -2 if self.latent else -1], self.observed_rows.num_rows
+        # Pyro expands copies of this object to plates and particles. Dimensions that have size one
+        # here are of draws that share their parameters.
         self._parameter_shape = torch.broadcast_shapes(parameters.batch_shape, batch)
         event_shape = Size([2, size] if self.latent else [size])
         super().__init__(self._parameter_shape, event_shape, validate_args=validate_args)
@@ -119,6 +121,7 @@ class Conditional(GraphDistribution):
 
     @derived
     def _entries(self) -> Entries:
+        # With gradients, although ``sample`` asks first, without: the density asks for it again.
         log_attention = self.rows.log_softmax(self.logits.index_select(-1, self.rows.edge))
         return entries_of(self.rows, self.alpha, log_attention, self.data_of(self.rows))
 
@@ -175,7 +178,9 @@ class Conditional(GraphDistribution):
         batch = shape[: len(shape) - len(self.event_shape)]
         draw = self._draw(batch)
         value = self._columns(draw, batch)
-        self._last_draw.put((value, batch), (draw, None))  # asked for next
+        self._last_draw.put(
+            (value, batch), (draw, None)
+        )  # its density is asked for next, of the same tensor
         _, provenance = untracked(self.alpha, self.logits, self.data)
         return track_provenance(value, provenance)
 
@@ -207,7 +212,7 @@ class Conditional(GraphDistribution):
             draw, entries = self._states(value, shape, self.rows), self._constants(shape)
             for part in blocks(num_sweeps, draw.edges.numel()):
                 uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
-                draw = gibbs.sweep(self.rows, entries, draw, uniforms).draw
+                draw = sweeps.sweep(self.rows, entries, draw, uniforms).draw
             swept = self._columns(draw, shape)
         else:
             numbers = self.continued(self.numbers(value, shape), shape, num_sweeps)
@@ -329,7 +334,8 @@ class Conditional(GraphDistribution):
         return track_provenance(self._evaluate(value)[0], provenance)
 
     def score_parts(self, value: Tensor) -> ScoreParts:
-        """For Pyro's losses: the density, and the control variate of ``estimator``."""
+        """For Pyro's losses: the density, and the control variate of ``estimator``. "Inside Pyro"
+        of docs/design.md says why it is the entropy term."""
         reinforce = self.estimator is ScoreEstimator.REINFORCE
         if not reinforce and torch.is_grad_enabled() and consumer(RenyiELBO):
             raise ValueError(

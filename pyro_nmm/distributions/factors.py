@@ -13,7 +13,7 @@ from torch.distributions import constraints
 from pyro_nmm.arguments import check_range, expect
 from pyro_nmm.blocks import gather
 from pyro_nmm.distributions.base import GraphDistribution, flatten
-from pyro_nmm.graph_arguments import check_alpha, check_logits, check_scores, in_single
+from pyro_nmm.model_arguments import check_alpha, check_logits, check_scores, in_single
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.sampling import draw_given_choices, pick

@@ -17,7 +17,7 @@ from pyro_nmm.arguments import check_positive, expect, expect_all
 from pyro_nmm.blocks import rows_at
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.factors import NeighborChoice
-from pyro_nmm.graph_arguments import check_hood, check_logits, check_scores
+from pyro_nmm.model_arguments import check_hood, check_logits, check_scores
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.provenance import untracked
 

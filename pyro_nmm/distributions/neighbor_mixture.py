@@ -13,12 +13,12 @@ from torch.distributions import constraints
 from pyro_nmm.arguments import as_shape, check_integers, check_mask, check_plain
 from pyro_nmm.distributions.base import GraphDistribution
 from pyro_nmm.distributions.components import Components
-from pyro_nmm.distributions.conditionals import EvidenceConditional, OrderedConditional
+from pyro_nmm.distributions.conditional_kinds import EvidenceConditional, OrderedConditional
 from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.graph_arguments import (
+from pyro_nmm.model_arguments import (
     as_nodes,
     check_label_range,
     check_labels,

@@ -11,7 +11,7 @@ from torch import Size, Tensor
 
 from pyro_nmm.arguments import expect
 from pyro_nmm.caching import derived
-from pyro_nmm.graph_arguments import (
+from pyro_nmm.model_arguments import (
     check_all_rows,
     check_alpha,
     check_hood,

@@ -28,8 +28,8 @@ from pyro_nmm.arguments import check_integers
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.entries import Draw, Entries, Wide, picked, shift_evidence
-from pyro_nmm.ops.gibbs import sweep
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
+from pyro_nmm.ops.sweeps import sweep
 
 #: The error, in nats, of the tail beyond the first concentration.
 TAIL = 0.001

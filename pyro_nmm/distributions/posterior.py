@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from pyro_nmm.arguments import as_set, as_shape, as_tensor, check_integers, check_mask
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components, of_components
-from pyro_nmm.graph_arguments import (
+from pyro_nmm.model_arguments import (
     as_nodes,
     check_label_range,
     check_labels,
@@ -23,9 +23,9 @@ from pyro_nmm.graph_arguments import (
 )
 from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.ops import enumeration
-from pyro_nmm.ops.gibbs import SweepRecord
 from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
 from pyro_nmm.ops.sampling import draw_from_urns, pick
+from pyro_nmm.ops.sweeps import SweepRecord
 from pyro_nmm.provenance import posterior_values, untracked
 
 

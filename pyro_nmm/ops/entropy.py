@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.special import entr
 
 from pyro_nmm import compiled
-from pyro_nmm.graph_arguments import order_to_rows
+from pyro_nmm.model_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import Groups, indicator
 from pyro_nmm.ops.sampling import draw_given_choices, pick, uniforms_of

@@ -36,9 +36,10 @@ class ScoreEstimator(StrEnum):
     REINFORCE = "reinforce"  #: textbook REINFORCE
 
 
-def costs_to_go(component: Tensor, log_label: Tensor) -> Tensor:
-    r"""``(B, n)``: :math:`D_i = \sum_{i' > i} f_{i'}` over the rows of row ``i``'s component."""
-    return Groups(component[None], len(component)).later(log_label.double())
+def costs_to_go(component: Tensor, costs: Tensor) -> Tensor:
+    r"""``(B, n)``: :math:`D_i = \sum_{i' > i} f_{i'}`, of costs :math:`f`, over the rows of row
+    ``i``'s component."""
+    return Groups(component[None], len(component)).later(costs.double())
 
 
 def others_mean(costs: Tensor, dims: list[int]) -> Tensor | None:

@@ -12,7 +12,7 @@ rows given label distributions:
     p(c_i = j, u_i = k \mid z, w) \propto L_{ij} \, z_{jk} \, e^{e_{ijk}} .
 
 The states :math:`(c, u)` have the stationary distribution of collapsed sweeps
-(:mod:`pyro_nmm.ops.gibbs`), and need more sweeps for it. All is in logarithms, because variates of
+(:mod:`pyro_nmm.ops.sweeps`), and need more sweeps for it. All is in logarithms, because variates of
 small concentrations underflow: :math:`\log G_a = \log G_{a + 1} - E / a` with an exponential
 variate :math:`E` [2]. A row draws the entry that wins a race of exponential variates.
 

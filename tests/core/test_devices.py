@@ -36,8 +36,8 @@ from pyro_nmm.models import (
 from pyro_nmm.models.dglfrm import InnerProductGraph
 from pyro_nmm.ops import sampling
 from pyro_nmm.ops.entries import evidence_entries
-from pyro_nmm.ops.gibbs import sweep
 from pyro_nmm.ops.sampling import draw_entries
+from pyro_nmm.ops.sweeps import sweep
 
 ESTIMATORS = "reward_to_go", "no_score", "reinforce"
 ELBO = TraceGraph_ELBO(4, vectorize_particles=True, max_plate_nesting=0)

@@ -11,8 +11,8 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions import conditionals
 from pyro_nmm.ops.diagnostics import effective_size
 from pyro_nmm.ops.entries import evidence_entries
-from pyro_nmm.ops.gibbs import run_chains
 from pyro_nmm.ops.sampling import draw_entries
+from pyro_nmm.ops.sweeps import run_chains
 
 
 @pytest.mark.parametrize(("most", "expected"), [(1024, 16), (5, 4), (16, 16)])

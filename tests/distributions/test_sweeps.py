@@ -16,8 +16,8 @@ from scipy.stats import chisquare
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture, compiled
-from pyro_nmm.ops.gibbs import sweeps
 from pyro_nmm.ops.sampling import draw_entries
+from pyro_nmm.ops.sweeps import sweeps
 
 SIZE = 6_000
 CASES = "labels", "evidence", "evidence of edges", "matrices", "sources", "mask"

@@ -14,7 +14,7 @@ from torch_geometric.utils import grid, to_dense_adj
 
 from pyro_nmm import sources
 from pyro_nmm.models import Annotators, accuracy, fit_field
-from pyro_nmm.models.annotators.answers import Entries
+from pyro_nmm.models.annotators.answers import Answers
 from pyro_nmm.models.annotators.pool import (
     ALONE,
     STRENGTH,
@@ -141,7 +141,7 @@ def test_left_out_answers(types):
     answers = answers_to(TRUTH, [0.8, 0.6, 0.5], missing=0.5)
     answers[0] = torch.tensor([2, -1, -1])
     emission, part = Annotators(3, num_types=types), torch.arange(256) % 4
-    field, entries = fitted(answers, emission), Entries.of(answers)
+    field, entries = fitted(answers, emission), Answers.of(answers)
     found = left_out_answers(field, entries, field.probs, part)
     places = torch.cat([((part == number)[entries.node]).nonzero()[:, 0] for number in range(4)])
     assert torch.equal(found.node, entries.node[places])
@@ -165,7 +165,7 @@ def test_powers_are_the_best_ones():
     """Of a likelihood by loops, on a mesh around them."""
     answers = answers_to(TRUTH, [0.8, 0.6, 0.5, 0.5], missing=0.1)
     field = fitted(answers)
-    left_out = left_out_answers(field, Entries.of(answers), field.probs, torch.arange(256) % 8)
+    left_out = left_out_answers(field, Answers.of(answers), field.probs, torch.arange(256) % 8)
     first, second = torch.rand(2, 256, 3).double().softmax(-1)
     found = fit_powers(torch.stack([first, second], 1).log(), left_out)
     assert 0 < found[-1] < 1
@@ -248,7 +248,7 @@ def test_a_graph_counts_as_it_predicts():
         used.append(1 - found.powers["shares"])
         assert ("a graph that does not fit" in found.summary()) == (used[-1] < 1)
         if kept == 0:
-            simple = found.field.emission.alone(Entries.of(answers), {})
+            simple = found.field.emission.alone(Answers.of(answers), {})
             assert nll_loss(found.probs.log(), TRUTH) < nll_loss(simple.log(), TRUTH) + 0.05
     assert used[0] < 0.5
     assert used[2] == 1

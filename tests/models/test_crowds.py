@@ -11,7 +11,7 @@ from torch_geometric.utils import grid
 
 from pyro_nmm.datasets import digits
 from pyro_nmm.models import Annotators, accuracy
-from pyro_nmm.models.annotators.answers import Entries
+from pyro_nmm.models.annotators.answers import Answers
 
 EDGES = grid(12, 12)[0]
 
@@ -24,7 +24,7 @@ def seed():
 
 def accuracies(found, answers, truth):
     """Of the consensus, the vote, in which ties count for half, and the field."""
-    votes = Entries.of(answers).votes(2)
+    votes = Answers.of(answers).votes(2)
     vote = (votes[:, 1] > votes[:, 0]).long()
     hits = (vote == truth).double().where(votes[:, 0] != votes[:, 1], 0.5).mean()
     right = [(each.predict() == truth).double().mean().item() for each in (found, found.field)]
@@ -49,7 +49,7 @@ def test_a_single_answer_of_each_without_edges(labels):
         truth.repeat(5), [0.7], 0, labels
     )[:, 0]
     found = Annotators(labels).fit(torch.empty(2, 0, dtype=torch.long), answers, **QUICK)
-    votes = Entries.of(answers).votes(labels).double()
+    votes = Answers.of(answers).votes(labels).double()
     right = (found.predict() == truth).double().mean()
     assert right >= (votes.argmax(1) == truth).double().mean() - 0.03
     assert abs(found.probs.amax(1).mean() - right) < 0.08

@@ -22,7 +22,7 @@ from pyro_nmm.models import Annotators, FieldPrior, NormalEmission, fit_field, h
 from pyro_nmm.models.hidden import mixture_em
 from pyro_nmm.models.hidden.em import FieldChains
 from pyro_nmm.ops.entries import Draw, evidence_entries
-from pyro_nmm.ops.gibbs import left_out, sweeps
+from pyro_nmm.ops.sweeps import left_out, sweeps
 
 
 @pytest.mark.parametrize("by_edge", [False, True])

@@ -12,10 +12,10 @@ from pyro_nmm.distributions.components import Components, all_latents
 from pyro_nmm.distributions.conditional import Conditional
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.graph_arguments import check_evidence, check_label_range, check_labels, check_possible
+from pyro_nmm.model_arguments import check_evidence, check_label_range, check_labels, check_possible
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import predictive
-from pyro_nmm.ops.gibbs import run_chains
+from pyro_nmm.ops.sweeps import run_chains
 from pyro_nmm.provenance import posterior_values
 
 #: States that all chains keep by default: standard errors of .016 at most if independent.

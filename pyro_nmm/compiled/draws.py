@@ -256,7 +256,7 @@ def meet(rows, draw, part, wanted, num_classes):
 
 @opaque
 def sweep(rows, entries, draw, uniforms):
-    """See :func:`pyro_nmm.ops.gibbs.sweep`. Cost: :math:`O(S B E C)`."""
+    """See :func:`pyro_nmm.ops.sweeps.sweep`. Cost: :math:`O(S B E C)`."""
     edges, labels = (_array(t).copy() for t in draw[:2])
     num_sweeps, num_draws, num_rows = uniforms.shape
     visits = np.zeros((num_draws, num_rows, entries.num_classes), np.int32)
