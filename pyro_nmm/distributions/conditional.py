@@ -178,9 +178,7 @@ class Conditional(GraphDistribution):
         batch = shape[: len(shape) - len(self.event_shape)]
         draw = self._draw(batch)
         value = self._columns(draw, batch)
-        self._last_draw.put(
-            (value, batch), (draw, None)
-        )  # its density is asked for next, of the same tensor
+        self._last_draw.put((value, batch), (draw, None))  # whose density is asked for next
         _, provenance = untracked(self.alpha, self.logits, self.data)
         return track_provenance(value, provenance)
 
