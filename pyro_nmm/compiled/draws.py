@@ -44,18 +44,20 @@ def _of(b, inputs):
 
 
 @_compiled
-def _draw(first, last, table, inputs, uniforms, edges, labels, seen):
+def _draw(first, last, table, inputs, uniforms, edges, labels, sums, seen):
     # seen is () or the counts that each edge met: of each of its labels, and of all labels.
     for b in range(first, last):
         counts = (seen[0][b], seen[1][b]) if len(seen) else ()
-        _rows(False, 1, _of(b, inputs), table, uniforms[b], edges[b], labels[b], counts)
+        given, outputs = _of(b, inputs), (edges[b], labels[b])
+        _rows(False, 1, given, table, uniforms[b], *outputs, (sums[b],), counts)
         _clear(inputs.ptr, inputs.source, edges[b], labels[b], table)
 
 
 @_compiled
-def _rows(again, step, inputs, table, uniforms, edges, labels, counts):
+def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts):
     # All rows in turn, from the last one if the step is -1, and again: each given all others. One
-    # function a row would take four times as long: numba counts references to arrays.
+    # function a row would take four times as long: numba counts references to arrays. It takes the
+    # branches out where sums or counts are ().
     single, ptr, source, attention, alpha, total, observed, likelihood = inputs
     each, every = len(likelihood) == len(source), table.shape[1] - 1
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
@@ -70,7 +72,7 @@ def _rows(again, step, inputs, table, uniforms, edges, labels, counts):
             if len(single):
                 a, label = e, observed[i]
                 above = alpha[e, 0] + table[j, label]
-                if len(counts):  # numba takes the branch out where there are none
+                if len(counts):
                     counts[0][e, 0] = table[j, label]
             else:
                 a, row, above = j, e if each else i, 0.0
@@ -82,6 +84,8 @@ def _rows(again, step, inputs, table, uniforms, edges, labels, counts):
                 counts[1][e] = table[j, every]
             weight += attention[e] * above / (total[a] + table[j, every])
             running[e - start] = weight
+        if len(sums):
+            sums[0][i] = weight
         e, threshold = start, uniforms[i] * weight
         while running[e - start] <= threshold and running[e - start] < weight:
             e += 1
@@ -120,7 +124,7 @@ def _sweep(first, last, table, inputs, uniforms, edges, labels, visits, totals):
         one = _of(b, inputs)
         _count(ptr, source, edges[b], labels[b], table)
         for sweep in range(len(uniforms)):
-            _rows(True, 1, one, table, uniforms[sweep, b], edges[b], labels[b], ())
+            _rows(True, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), ())
             for i in range(len(ptr) - 1):
                 visits[b, i, labels[b, i]] += 1
                 totals[b, sweep, labels[b, i]] += 1
@@ -185,7 +189,7 @@ def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains, ri
             now.likelihood[:] *= steps[3]
             gains[b] += _log_joint(now, counts, at, to)
             step = 1 if 2 * sweep < size else -1
-            _rows(True, step, now, table, uniforms[sweep, b], at, to, ())
+            _rows(True, step, now, table, uniforms[sweep, b], at, to, (), ())
             below = _log_joint(now, counts, at, to)
         above = _log_joint(end, counts, at, to)
         gains[b] += above - below
@@ -230,13 +234,14 @@ def _run_entries(loop, rows, entries, size: int, *arrays, sweeps=1) -> None:
 def draw(rows, entries, uniforms, keep):
     """See :func:`pyro_nmm.ops.sampling.draw_entries`. Cost: :math:`O(B E K)`."""
     edges, labels = (np.empty(uniforms.shape, np.int64) for _ in range(2))
-    seen = ()
+    sums, seen = np.empty(uniforms.shape), ()
     if keep:
         size = len(edges), rows.num_edges
         number = 1 if entries.observed else entries.num_classes
         seen = np.empty((*size, number), np.int32), np.empty(size, np.int32)
-    _run_entries(_draw, rows, entries, len(edges), _array(uniforms), edges, labels, seen)
-    return _tensors(rows, edges, labels, *seen)
+    outputs = edges, labels, sums
+    _run_entries(_draw, rows, entries, len(edges), _array(uniforms), *outputs, seen)
+    return _tensors(rows, *outputs, *seen)
 
 
 @opaque

@@ -13,7 +13,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.ops import enumeration
 from pyro_nmm.ops.counts import Places
-from pyro_nmm.ops.entries import edge_evidence, entries_of, predictive
+from pyro_nmm.ops.entries import edge_evidence, entries_of, terms_of
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 
 
@@ -161,11 +161,11 @@ class Components:
             alpha = self.alpha[sources][None] if none else self.concentrations(sources, block)
             some = entries_of(rows, alpha, log_attention, data[None])
             uniforms = uniforms_of(rows, block.stop - block.start)
-            draw = draw_entries(rows, some, uniforms, keep=weighted)
+            draw = draw_entries(rows, some, uniforms)
             chosen.append(sources[rows.source[draw.edges]])
             borrowed.append(draw.labels)
             if weighted:
-                gains.append(predictive(rows, some, draw)[0].sum(-1))
+                gains.append(terms_of(rows, some, draw).sum(-1))
         place, sums = order.argsort(), torch.cat(gains) if weighted else None
         return torch.cat(chosen)[:, place], torch.cat(borrowed)[:, place], sums
 

@@ -36,6 +36,7 @@ from pyro_nmm.ops.entries import (
     numbers_of,
     predictive,
     shift_evidence,
+    terms_of,
 )
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
 from pyro_nmm.ops.score_costs import ScoreEstimator, costs_to_go, others_mean
@@ -166,10 +167,11 @@ class Conditional(GraphDistribution):
         value = torch.stack([value, draw.labels], 1) if self.latent else value
         return value.index_select(-1, self._row_of).view(*shape, *self.event_shape)
 
-    def _draw(self, shape: Size) -> Draw:
+    def _draw(self, shape: Size, keep: bool = True) -> Draw:
         entries, number = self._flat(shape), shape.numel()
         size = number * self.rows.num_edges * (self.num_classes if self.latent else 1)
-        return draw_entries(self.rows, entries, uniforms_of(self.rows, number), size <= KEPT)
+        keep = keep and size <= KEPT
+        return draw_entries(self.rows, entries, uniforms_of(self.rows, number), keep)
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -246,7 +248,7 @@ class Conditional(GraphDistribution):
         source = self.observed_rows.source
         if not self.latent:
             return source[numbers]
-        edges, labels, _ = draw_of(numbers, self.num_classes)
+        edges, labels, *_ = draw_of(numbers, self.num_classes)
         return torch.stack([source[edges], labels], 1)
 
     @torch.no_grad()
@@ -286,10 +288,12 @@ class Conditional(GraphDistribution):
         """
         check_integers(1, num_particles=num_particles)
         check_integers(0, num_given=num_given)
-        size = self.rows.num_edges * self._parameter_shape.numel()
-        sums = []
-        for part in blocks(num_particles, size * (self.num_classes if self.latent else 1)):
-            terms = self.log_terms(self.sample(Size([part.stop - part.start]))).double()
+        batch, sums = self._parameter_shape, []
+        size = self.rows.num_edges * batch.numel() * (self.num_classes if self.latent else 1)
+        for part in blocks(num_particles, size):
+            shape = Size([part.stop - part.start, *batch])
+            terms = terms_of(self.rows, self._flat(shape), self._draw(shape, keep=False))
+            terms = terms.view(*shape, -1)
             sums.append(torch.stack([terms.sum(-1), terms[..., :num_given].sum(-1)]))
         every, given = torch.cat(sums, 1).logsumexp(1)
         return (every - given).to(self.logits)
@@ -363,7 +367,7 @@ class Conditional(GraphDistribution):
         sizes = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
         baseline = others_mean(charge, [d for d, size in enumerate(sizes) if size == 1])
         if baseline is None:  # of one more draw
-            (terms,), _ = untracked(predictive(self.rows, self._flat(shape), self._draw(shape))[0])
+            terms = terms_of(self.rows, self._flat(shape), self._draw(shape, keep=False))
             baseline = self._costs_to_go(terms.view_as(costs))
         return (charge - baseline).to(costs.dtype)
 

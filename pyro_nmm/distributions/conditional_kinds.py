@@ -14,7 +14,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.model_arguments import check_evidence, check_label_range, check_labels, check_possible
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import predictive
+from pyro_nmm.ops.entries import terms_of
 from pyro_nmm.ops.sweeps import run_chains
 from pyro_nmm.provenance import posterior_values
 
@@ -198,6 +198,6 @@ class EvidenceConditional(Conditional):
             chains, draw = run_chains(rows, entries, draw, num_sweeps, num_kept)
         choices, log_weights = rows.source[draw.edges], alpha.new_zeros(len(draw.edges))
         if weighted:
-            log_weights = predictive(rows, entries, draw)[0].sum(-1)
+            log_weights = terms_of(rows, entries, draw).sum(-1).to(alpha.dtype)
         components = Components(parameters, rows.nodes, draw.labels, choices, log_weights)
         return Posterior(components, weighted=weighted, chains=chains)

@@ -69,6 +69,7 @@ class Draw(NamedTuple):
     edges: Tensor
     labels: Tensor
     counts: tuple[Tensor, Tensor] | None = None  #: what its edges met, see :func:`met`
+    terms: Tensor | None = None  #: ``(B, num_rows)`` float64, see :func:`predictive`, if known
 
 
 def numbers_of(draw: Draw, size: int) -> Tensor:
@@ -173,6 +174,15 @@ def met(rows: Neighborhood, entries: Entries, draw: Draw, part: slice) -> tuple[
         return draw.counts[0][:, edges], draw.counts[1][:, edges]
     wanted = entries.data if entries.observed else None
     return compiled.meet(rows, draw, part, wanted, entries.num_classes)
+
+
+def terms_of(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
+    """``(B, num_rows)`` float64: the first of :func:`predictive`, without a gradient. A draw by
+    compiled loops knows it."""
+    if draw.terms is not None:
+        return draw.terms
+    plain = entries.map(lambda part: untracked(part.detach())[0][0])
+    return predictive(rows, plain, draw)[0].double()
 
 
 def predictive(rows: Neighborhood, entries: Entries, draw: Draw) -> tuple[Tensor, Tensor]:

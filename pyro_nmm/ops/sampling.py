@@ -115,11 +115,11 @@ def draw_entries(
 ) -> Draw:
     """The sequential draw with uniforms ``(B, num_rows)`` in float64, in :math:`O(B E K)`;
     ``keep`` the counts that it met."""
-    entries, _ = shift_evidence(rows, Entries(*untracked(*entries)[0]))
+    entries, top = shift_evidence(rows, Entries(*untracked(*entries)[0]))
     if not compiled.runs_on(rows.device):
         return draw_by_sweeps(rows, entries, uniforms)
-    edges, labels, *counts = compiled.draw(rows, entries, uniforms, keep)
-    return Draw(edges, labels, tuple(counts) or None)
+    edges, labels, sums, *counts = compiled.draw(rows, entries, uniforms, keep)
+    return Draw(edges, labels, tuple(counts) or None, sums.log_().add_(top))
 
 
 #: On a CPU urns take a third of the time of z from about so many labels on.

@@ -60,7 +60,7 @@ def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) ->
     entries, _ = shift_evidence(rows, entries)
     both = two_blocks.TwoBlocks.of(rows, entries.log_attention, entries.alpha, entries.data)
     numbers = both.sweep(numbers_of(draw, both.size), num_sweeps)
-    edges, labels, _ = draw_of(torch.stack(numbers, 1), both.size)  # (B, S, num_rows)
+    edges, labels, *_ = draw_of(torch.stack(numbers, 1), both.size)  # (B, S, num_rows)
     ones = torch.ones((), dtype=torch.int32, device=rows.device).expand_as(labels)
     visits = ones.new_zeros(len(labels), rows.num_rows, both.size)
     visits.scatter_add_(2, labels.mT, ones.mT)

@@ -8,7 +8,7 @@ import torch
 from graphs import parameters
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.distributions import conditionals
+from pyro_nmm.distributions import conditional_kinds
 from pyro_nmm.ops.diagnostics import effective_size
 from pyro_nmm.ops.entries import evidence_entries
 from pyro_nmm.ops.sampling import draw_entries
@@ -18,7 +18,7 @@ from pyro_nmm.ops.sweeps import run_chains
 @pytest.mark.parametrize(("most", "expected"), [(1024, 16), (5, 4), (16, 16)])
 def test_states_are_kept_by_chain(monkeypatch, most, expected):
     """Four chains of eight sweeps have 16 states in their second halves."""
-    monkeypatch.setattr(conditionals, "_MOST_STATES", most)
+    monkeypatch.setattr(conditional_kinds, "_MOST_STATES", most)
     hood = Neighborhood.grid(2, 3)
     q = NeighborMixture(hood, *parameters(hood, 2)).latents(torch.randn(6, 2))
     assert len(q.posterior(4, num_sweeps=8).components) == expected
