@@ -78,8 +78,9 @@ class NMMNetwork(nn.Module):
         \text{logits}_{ij} = \omega^2 \frac{v_i^\top v_j}{\|v_i\| \|v_j\|}
                              + \gamma \, \delta(i = j)
 
-    with a learned :math:`\omega`, and :math:`u, v` from two backbones, any modules ``(*inputs) ->
-    (N, width)``. PyG's take ``(x, edge_index)``.
+    with a learned :math:`\omega`, and :math:`u, v` from two backbones, or the first ``C`` and the
+    other ``H`` columns of one shared backbone: any modules ``(*inputs) -> (N, width)``. PyG's take
+    ``(x, edge_index)``.
 
     >>> from torch_geometric.nn import GCN
     >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -89,8 +90,8 @@ class NMMNetwork(nn.Module):
     >>> alpha.shape, logits.shape
     (torch.Size([3, 4]), torch.Size([7]))
 
-    :param nn.Module labels: backbone for :math:`u`, width ``C``.
-    :param nn.Module attention: backbone for :math:`v`, any width ``H``.
+    :param nn.Module labels: backbone for :math:`u`, width ``C``; or shared, ``C + H``.
+    :param nn.Module attention: backbone for :math:`v`, any width ``H``; ``None`` if shared.
     :param str link: :math:`\sigma`, one of ``"softplus"``, ``"square"``, ``"exp"``.
     :param float floor: positive. One keeps each Dirichlet unimodal.
     :param float gamma: :math:`\gamma`; a large one switches all other edges off. It is a constant
@@ -100,7 +101,7 @@ class NMMNetwork(nn.Module):
     """
 
     def __init__(
-        self, labels: nn.Module, attention: nn.Module, *, num_classes: int,
+        self, labels: nn.Module, attention: nn.Module | None = None, *, num_classes: int,
         link: str = "exp", floor: float = 1.0, gamma: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -125,11 +126,18 @@ class NMMNetwork(nn.Module):
         if hood.bipartite:
             raise ValueError("hood has sources that are no nodes: use FreeNMM, or your own network")
         _check_inputs(hood, self.labels, *inputs)
-        u, v = self.labels(*inputs), self.attention(*inputs)
-        if u.shape != (shape := (hood.num_nodes, self.num_classes)):
-            raise ValueError(f"labels must return shape {shape}, got {tuple(u.shape)}")
+        u = self.labels(*inputs)
+        if self.attention is None:
+            u, v = u[..., : self.num_classes], u[..., self.num_classes :]
+        else:
+            v = self.attention(*inputs)
+        if u.shape != (hood.num_nodes, self.num_classes) or v.shape[-1] == 0:
+            width = "num_classes" if self.attention is not None else "num_classes + H"
+            must = f"({hood.num_nodes}, {width}), num_classes = {self.num_classes}"
+            got = f"{tuple(u.shape)} for alpha and {tuple(v.shape)} for attention"
+            raise ValueError(f"labels must return shape {must}, got {got}")
         # An alpha of half a type's digits cannot count, so a narrow network's output is widened.
-        u, v = in_single(u), in_single(v)
+        u, v = (in_single(value) for value in (u, v))
         alpha = LINKS[self.link](u) + self.floor
         return alpha, attention_scores(hood, v, self.omega.square(), self.gamma)
 
@@ -148,9 +156,9 @@ def _check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
             as_edge_index(edge_index, hood.num_nodes)
 
 
-def near_marginals(marginals: Tensor, epsilon: float) -> Tensor:
-    """Concentrations that sum to one, near marginals ``(N, C)``, none of them zero."""
-    return (1 - epsilon) * marginals + epsilon / marginals.shape[-1]
+def near_marginals(marginals: Tensor, kappa: float, epsilon: float) -> Tensor:
+    """Concentrations that sum to ``kappa``, near marginals ``(N, C)``, none of them zero."""
+    return kappa * ((1 - epsilon) * marginals + epsilon / marginals.shape[-1])
 
 
 class FreeNMM(nn.Module):
@@ -158,7 +166,7 @@ class FreeNMM(nn.Module):
 
     .. math::
 
-        \alpha_j = (1 - \epsilon) m_j + \epsilon / C, \qquad
+        \alpha_j = \kappa \, \bigl((1 - \epsilon) m_j + \epsilon / C\bigr), \qquad
         \text{logits}_{ij} = \gamma \, \delta(i = j)
 
     >>> hood = Neighborhood.grid(3, 3)
@@ -174,11 +182,12 @@ class FreeNMM(nn.Module):
 
     def __init__(
         self, hood: Neighborhood, num_classes: int, marginals: Tensor | None = None, *,
-        gamma: float = 4.0, epsilon: float = 0.001,
+        kappa: float = 1.0, gamma: float = 4.0, epsilon: float = 0.001,
     ) -> None:  # fmt: skip
         super().__init__()
         check_hood(hood)
         check_integers(2, num_classes=num_classes)
+        check_positive(kappa=kappa)
         check_finite(gamma=gamma, epsilon=epsilon)
         if not 0 <= epsilon <= 1:
             raise ValueError(f"epsilon must lie in [0, 1], got {epsilon}")
@@ -189,7 +198,7 @@ class FreeNMM(nn.Module):
         expect("marginals", marginals, shape, note="one row of probabilities per source")
         good = marginals.isfinite() & (marginals >= 0)
         expect_all("marginals", marginals, good, "be probabilities")
-        start = near_marginals(marginals.detach(), epsilon)
+        start = near_marginals(marginals.detach(), kappa, epsilon)
         self.log_alpha = nn.Parameter(start.log().contiguous())  # as Pyro's store keeps it
         loops = (hood.source == hood.target) & (not hood.bipartite)
         self.logits = nn.Parameter(gamma * loops.to(start))

@@ -193,7 +193,7 @@ def labels_in_a_plate():
 def resumed():
     def fresh():
         pyro.clear_param_store()
-        network, optimizer = FreeNMM(PATH, 2), Adam({"lr": 0.05})
+        network, optimizer = FreeNMM(PATH, 2, kappa=1.0), Adam({"lr": 0.05})
         pair = AmortizedNMM(PATH, network)
         svi = infer.SVI(pair.model, pair.guide, optimizer, vectorized(size=4))
         return network, optimizer, lambda steps: [svi.step(y=Y) for _ in range(steps)]

@@ -181,9 +181,9 @@ def at_labels(means, y):
 class Located(Measured):
     """The means of labels are a site, below which ``write`` has the measurements."""
 
-    def __init__(self, write=lambda means, y: measure(at_labels(means, y))):
+    def __init__(self, write=lambda means, y: measure(at_labels(means, y)), factor=1.0):
         super().__init__()
-        self.write = write
+        self.write, self.factor = write, factor
 
     def means(self):
         return pyro.sample("means", dist.Normal(LOCS, 0.3).to_event(1))  # (..., 2)
@@ -194,4 +194,4 @@ class Located(Measured):
 
     def evidence(self):
         law = dist.Normal(self.means()[..., None, :], 0.5)
-        return law.log_prob(X[:, None])
+        return self.factor * law.log_prob(X[:, None])

@@ -102,7 +102,7 @@ def fits(target, windows: Grid, starts: list, **steps: int) -> Iterator[Neighbor
 
 def two_starts(unary: Tensor, marginals: Tensor, logits: Tensor) -> list[tuple]:
     """Near each pixel's own evidence, and near the mean field."""
-    evidence = unary.softmax(-1), logits, {}, {}
+    evidence = unary.softmax(-1), logits, {"kappa": 1.0}, {}
     return [evidence, (marginals, logits, {}, {})]
 
 
@@ -110,7 +110,7 @@ def fit_all(field: PairwiseMRF, windows: Grid, marginals: Tensor, given=None, **
     """The NMM of all pixels: the best of two starts, and of a ``given`` mixture, if any."""
     starts = two_starts(field.unary, marginals, -0.5 * windows.distance)
     if given is not None:
-        options = {"epsilon": 0.0}, {"lr": 0.01}
+        options = {"kappa": 1.0, "epsilon": 0.0}, {"lr": 0.01}
         starts.append((given.alpha, given.logits, *options))
     count = max(4, 2**15 // field.num_nodes)
     score = partial(loss, field=field, order=windows.order, num_samples=8 * count, chunk=count)

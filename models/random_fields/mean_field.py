@@ -100,7 +100,7 @@ def independent(hood: Neighborhood, marginals: Tensor) -> NeighborMixture | None
     if hood.bipartite or int(loops.sum()) < hood.num_nodes:
         return None
     # A hundred nats between a node and its neighbours leave them nothing in single precision.
-    return NeighborMixture(hood, near_marginals(marginals, 1e-6), 100.0 * loops.to(marginals))
+    return NeighborMixture(hood, near_marginals(marginals, 1.0, 1e-6), 100.0 * loops.to(marginals))
 
 
 class MeanFieldCorrection(nn.Module):
@@ -143,5 +143,5 @@ class MeanFieldCorrection(nn.Module):
             marginals = mean_field(field, **self.options).marginals
         factors, scores = self.network(hood, field, marginals)
         loops = hood.source == hood.target
-        start = near_marginals(marginals, 1e-5)
+        start = near_marginals(marginals, 1.0, 1e-5)
         return start * factors, scores + self.gamma * loops.to(scores)

@@ -183,7 +183,7 @@ def test_a_network_that_inference_mode_holds_is_refused():
     """Pyro's store has weak references to its parameters."""
     data, hood = graph()
     with torch.inference_mode():
-        network = NMMNetwork(GCN(3, 4, 2, 2), GCN(3, 4, 1), num_classes=2)
+        network = NMMNetwork(GCN(3, 4, 2, 4), num_classes=2)
         AmortizedNMM(hood, network).mixture(data.x, data.edge_index)
     with pytest.raises(ValueError, match=r"of NMMNetwork was made in torch.inference_mode\(\)"):
         fit_nmm(network, data, hood, num_steps=1)

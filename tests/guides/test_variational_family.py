@@ -223,7 +223,7 @@ def test_inside_a_larger_program(closed_form):
     """
     edges, hood = grid_edges(2, 3), Neighborhood.grid(2, 3)
     kind, target = FieldGuide if closed_form else MixtureGuide, larger_program(edges, closed_form)
-    network = FreeNMM(hood, 3, gamma=1.0)
+    network = FreeNMM(hood, 3, kappa=3.0, gamma=1.0)
     family = kind(hood, network, target, order=coarse_to_fine(2, 3))
 
     def guide():

@@ -19,6 +19,7 @@ from torch_geometric.nn import GAT, GCN
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import AmortizedNMM
 from pyro_nmm.models import NMMNetwork
+from pyro_nmm.models.networks import attention_scores
 
 
 def data():
@@ -62,6 +63,17 @@ def test_formula_of_the_paper(link, formula):
         i, j = hood.target[e], hood.source[e]
         cosine = v[i] @ v[j] / (v[i].norm() * v[j].norm())
         torch.testing.assert_close(logits[e], 1.7**2 * cosine + 0.6 * (i == j))
+
+
+def test_one_shared_backbone():
+    hood, x, edge_index, _, _ = data()
+    shared = Linear(2 + 5).eval()
+    alpha, logits = NMMNetwork(shared, num_classes=2)(hood, x, edge_index)
+    assert shared.calls == 1
+    u, v = shared(x, edge_index).split([2, 5], -1)
+    torch.testing.assert_close(alpha, u.exp() + 1)
+    one = torch.ones(())
+    torch.testing.assert_close(logits, attention_scores(hood, v, one, 0 * one))
 
 
 @pytest.mark.parametrize("vectorized", [True, False])
@@ -130,9 +142,10 @@ def test_a_second_network_of_the_same_name_is_refused():
 
 
 @pytest.mark.parametrize(("backbones", "options", "message"), [
-    ((2, 3), {"link": "relu"}, "link must be one of"),
-    ((2, 3), {"floor": 0.0}, "floor must be positive"),
+    ((2,), {"link": "relu"}, "link must be one of"),
+    ((2,), {"floor": 0.0}, "floor must be positive"),
     ((3, 3), {}, "labels must return shape"),
+    ((2,), {}, r"num_classes \+ H"),
 ])  # fmt: skip
 def test_refused(backbones, options, message):
     hood, x, edge_index, _, _ = data()
