@@ -201,9 +201,15 @@ def check_plates(rows: Neighborhood, batch_shape: Size, latent: bool = False) ->
 
 
 def node_plate(
-    hood: Neighborhood, y: Tensor, observed: Tensor | None = None, *, index: Tensor | None = None,
-    name: str = "nodes", subsample_size: int | None = None, dim: int | None = None,
-) -> AbstractContextManager[tuple[Tensor, Tensor]]:  # fmt: skip
+    hood: Neighborhood,
+    y: Tensor,
+    observed: Tensor | None = None,
+    *,
+    index: Tensor | None = None,
+    name: str = "nodes",
+    subsample_size: int | None = None,
+    dim: int | None = None,
+) -> AbstractContextManager[tuple[Tensor, Tensor]]:
     r"""A ``pyro.plate`` over nodes, for sites :math:`x_i \sim p(x_i \mid y_i)` below their labels.
 
     Labels of :func:`~pyro_nmm.models.nmm` are one event: their nodes are the last dimension, right

@@ -25,9 +25,14 @@ class MeanField(NamedTuple):
 
 @torch.no_grad()
 def mean_field(
-    field: RandomField, starts: Tensor | None = None, *, num_random: int = 4,
-    num_rises: int = 100, num_sweeps: int = 2000, tolerance: float = 1e-8,
-) -> MeanField:  # fmt: skip
+    field: RandomField,
+    starts: Tensor | None = None,
+    *,
+    num_random: int = 4,
+    num_rises: int = 100,
+    num_sweeps: int = 2000,
+    tolerance: float = 1e-8,
+) -> MeanField:
     r"""Independent approximation of a Markov random field, by coordinate ascent from several
     starts.
 
