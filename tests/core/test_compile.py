@@ -15,7 +15,7 @@ from pyro_nmm import compiled
 from pyro_nmm.compiled import loops
 
 
-@pytest.mark.parametrize("name", ["loops", "entries"])
+@pytest.mark.parametrize("name", ["loops", "draws"])
 def test_every_loop_is_left_alone(name):
     module = importlib.import_module(f"pyro_nmm.compiled.{name}")
     found = [
