@@ -60,6 +60,9 @@ def test_sources_that_are_no_nodes():
     edges = torch.stack([hood.source, hood.target])[:, order]
     values = torch.randn(hood.num_edges)
     assert torch.equal(edge_values(hood, edges, values[order]), values)
+    other = edges[:, (edges[0] != 1) | (edges[1] != 1)]
+    with pytest.raises(ValueError, match=r"lacks the edge \[1, 1\], which hood has"):
+        edge_values(hood, other, torch.ones(7), fill_value=0.0)  # it is no self-loop
 
 
 @pytest.mark.parametrize(

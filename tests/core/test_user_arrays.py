@@ -177,6 +177,8 @@ def test_columns_numbered_by_labels():
     assert temperature_scaling(given, Y, TWO) == temperature_scaling(SCORES, Y, TWO)
     same(FreeNMM(HOOD, 2, mixed).log_alpha, FreeNMM(HOOD, 2, probs).log_alpha)
     assert [*in_label_order(mixed.set_axis(["1", "0"], axis=1))] == ["0", "1"]
+    many = pd.DataFrame(torch.rand(3, 12).numpy())  # text has "10" before "2"
+    assert [*in_label_order(many[range(11, -1, -1)])] == [*range(12)]
 
 
 PRESENT = [1, 0, -2, 0.5, True, "", "nan", "-1", b"a", ("a", 1)]

@@ -101,6 +101,21 @@ def test_is_a_distribution_and_its_weights_integrate_to_the_likelihood(
     assert (log_q.exp() * bound)[possible].sum() <= joint.logsumexp(0)
 
 
+def test_edges_whose_evidence_is_far_below_that_of_others(kernels):
+    """By 2,000 nats, whose exponential no number holds."""
+    case = new_case("edge evidence")
+    own = case.hood.source == case.hood.target
+    case.data = case.edge_evidence = case.data - 2000.0 * own[:, None]
+    case.q = case.again()
+    value, joint = case.values()
+    log_q, bound = case.q.log_prob(value), case.q.log_terms(value).sum(-1)
+    torch.testing.assert_close(log_q.exp().sum(), torch.tensor(1.0))
+    possible = joint.isfinite()
+    assert torch.equal(possible, log_q.isfinite())
+    torch.testing.assert_close((joint - log_q)[possible], bound[possible])
+    assert (case.q.sample((20,))[:, 0] != torch.arange(5)).all()
+
+
 def draw_one_by_one(hood, alpha, logits, evidence, order, uniforms):
     """As its definition reads: one node after the other. Evidence is of edges."""
     alpha, scores, evidence = alpha.numpy(), logits.numpy(), evidence.numpy()

@@ -286,6 +286,8 @@ def test_sequential_prediction_is_the_loop_over_nodes(seed):
     y, observed = mix.sample(), torch.rand(25) < 0.3
     observed[0] = True
     post = mix.condition(y, observed, num_samples=4)
+    log_weights = torch.tensor([0.1, 0.1, 0.2, 0.6]).log()
+    post.log_weights = post.components.log_weights = log_weights
     order = (~observed).nonzero()[:, 0]
     order = order[torch.randperm(len(order))]
     torch.manual_seed(seed)

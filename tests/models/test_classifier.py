@@ -90,6 +90,12 @@ def test_it_is_a_fit_of_folds():
         torch.manual_seed(5)
         stacked = StackedNMM(3, prior=TABLES).fit(hood, scores, labels, folds=folds, **FEW)
     torch.testing.assert_close(stacked.state_dict(), model.stacked_.state_dict())
+    # The temperature is the best one for each row's scores without its fold.
+    log_scale = torch.linspace(-2, 2, 4001)
+    tempered = log_scale.exp()[:, None, None] * scores[folds[rows], rows]
+    log_prob = tempered.log_softmax(-1)[:, torch.arange(len(rows)), labels[rows]].sum(1)
+    best = log_scale[(log_prob - log_scale.square() / 2).argmax()]
+    assert -model._temperature.log().item() == pytest.approx(best.item(), abs=0.005)
 
 
 def test_new_rows_join_the_graph(fitted):

@@ -18,8 +18,10 @@ from pyro_nmm.models.annotators.answers import Answers
 from pyro_nmm.models.annotators.pool import (
     ALONE,
     STRENGTH,
+    LeftOut,
     Walk,
     fit_powers,
+    gate,
     left_out_answers,
     pool_of,
 )
@@ -43,6 +45,7 @@ def test_a_walk_is_label_spreading(kind):
         edges, size, damping = grid(3, 4)[0], 12, 0.9
         dense = to_dense_adj(edges)[0].double().fill_diagonal_(0)
         step, walk = dense / dense.sum(1, keepdim=True), Walk.on_graph(edges, size)
+        torch.testing.assert_close(walk.there.to_dense(), step)  # loops are no steps
     else:
         hood, hops = sources.hops(EDGES, 256)
         field = fitted(answers_to(TRUTH, [0.8, 0.7]), edge_attr=hops, graph=hood)
@@ -253,6 +256,21 @@ def test_a_graph_counts_as_it_predicts():
     assert used[0] < 0.5
     assert used[2] == 1
     assert used[0] <= used[1]
+
+
+def test_gates_read_nodes_with_answers_alone():
+    """The gain of each node with answers, by a loop, in standard errors."""
+    prior, single = torch.rand(30, 3).double().softmax(-1), torch.randn(40, 3).double()
+    node, more, gains = torch.arange(40) % 20, prior - prior[:20].mean(0), torch.zeros(20).double()
+    single += 1.8 * more[node]
+    answers = LeftOut(torch.zeros(30, 3), node, single, single, torch.zeros(40))
+    for i, shares in zip(node.tolist(), single.softmax(-1), strict=True):
+        gains[i] += shares @ more[i]
+    expected = gains.mean() / (gains.std(correction=0) / 20**0.5) - 1
+    assert 0.1 < expected < 0.9  # neither end
+    assert gate(prior, answers) == pytest.approx(expected.item())
+    prior[20:] = torch.eye(3)[0].double()
+    assert gate(prior, answers) == pytest.approx(expected.item())
 
 
 def test_clusterings_with_a_rare_number():

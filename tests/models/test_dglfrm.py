@@ -298,6 +298,32 @@ def test_gradient_by_enumeration(decoded, monkeypatch):
         assert (mean[-3:].abs() / error[-3:]).max() > 4
 
 
+def test_credit_of_memberships():
+    """If the decoder ignores memberships, each row's attention has the derivative of E[log p(s)]
+    and the entropy, by draws from each neighbour."""
+    torch.manual_seed(0)
+    pair, data = make("nmm"), (graph()[0], None, None)
+    torch.nn.init.zeros_(pair.target.decoder[2].weight)
+    hood, v, odds = pair.hood, torch.rand(6, 3), 2 * torch.randn(6, 3)
+    logits = torch.randn(hood.num_edges, requires_grad=True)
+    family = MembershipMixture(hood, odds, logits, estimator="detached")
+    draws, exact = relaxed_logits(odds, 1.0).sample((10_000,)), []
+    for i in range(6):
+        row = slice(hood.ptr[i], hood.ptr[i + 1])
+        s, weight = draws[:, hood.source[row]], logits[row].detach().softmax(0)
+        each = relaxed_logits(odds[hood.source[row]], 1.0).log_prob(s[:, :, None]).sum(-1)
+        prior = relaxed_logits(stick_logits(v[i]), dglfrm.TEMPERATURE).log_prob(s).sum(-1)
+        gain = (prior - (each + weight.log()).logsumexp(-1)).mean(0)
+        exact.append(weight * (gain - weight @ gain))
+    found = []
+    for _ in range(40):
+        credits = [pair._credit(family, (v, family.sample(), v), data) for _ in range(20)]
+        found.append(torch.autograd.grad(sum(credits), logits)[0] / 20)
+    found = torch.stack(found)
+    error = (found.std(0) / 40**0.5).square() + 0.02**2  # and of the other draws
+    assert ((found.mean(0) - torch.cat(exact)).abs() < 4 * error.sqrt()).all()
+
+
 def test_dropout_of_features():
     """Dense, sparse and in coordinates, zeros stay zeros and the mean is kept."""
     encoder = make("original").encoder

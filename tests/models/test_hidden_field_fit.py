@@ -197,6 +197,7 @@ def test_known_labels_name_labels(kind):
         emission, data = NormalEmission(2), 2.0 * halves[:, None] + torch.randn(144, 1)
     field = fit_field(emission, hood, data, known=known, num_starts=1, num_steps=20, num_draws=5)
     assert (field.predict() == halves).double().mean() > 0.8
+    assert (field.probs.gather(1, halves[:, None])[known >= 0] == 1).all()  # no other is possible
 
 
 def test_edges_of_a_field_do_not_relabel():

@@ -13,6 +13,7 @@ from graphs import to_hood
 from pyro import poutine
 from pyro.infer import SVI, Predictive, TraceGraph_ELBO
 from pyro.optim import Adam
+from runs import fit, pair
 from torch import nn
 from torch_geometric.nn import GAT, GCN
 
@@ -163,3 +164,18 @@ def test_exponential_link_ends():
     alpha, _ = network(hood, torch.ones(2, 1))
     expected = torch.tensor([-2.0, 3.0, 15.0]).exp() + 0.1
     torch.testing.assert_close(alpha, expected.expand(2, 3))
+
+
+def test_weight_decay_is_of_matrices():
+    """Biases and the like take the same first step without it."""
+    found = []
+    for decay in (0.0, 1000.0):
+        torch.manual_seed(0)
+        network = pair()
+        for parameter in network.parameters():
+            if parameter.dim() < 2:
+                parameter.data.fill_(0.5)
+        fit(network=lambda network=network: network, num_steps=1, weight_decay=decay)
+        found.append([*network.parameters()])
+    for plain, decayed in zip(*found, strict=True):
+        assert torch.equal(plain, decayed) == (plain.dim() < 2)

@@ -4,6 +4,7 @@
 """The fit of a StackedNMM: what it finds and reads, folds, uncertainty, evidence and share."""
 
 import copy
+import math
 from dataclasses import replace
 
 import networkx as nx
@@ -20,10 +21,12 @@ from pyro_nmm.models.stacked.fit import (
     Fold,
     agreement,
     deviations,
+    evidence_of,
     expected_share,
     label_gradients,
     parts_of,
 )
+from pyro_nmm.models.stacked.formula import ALONE, RISE, adjusted
 from pyro_nmm.models.stacked.table import GraphScores
 
 FOLDS = 3
@@ -240,6 +243,27 @@ def test_share_follows_the_likelihood(agree):
     prior = (1 + 5 * agree) / 7
     assert expected_share(better[:1], better[:1], agree) == pytest.approx(prior, abs=1e-3)
     assert expected_share(torch.full((90,), -torch.inf), better[:90], agree) < 0.08
+
+
+def test_labels_are_no_evidence_for_candidates_that_were_fitted_to_them():
+    """Each half has a label of its own, so that what is learned from one misleads for the other."""
+    hood, stacked, first = to_hood(nx.cycle_graph(60)), StackedNMM(2), torch.arange(60) < 30
+    data = on_graph(hood, torch.zeros(60, 2), first.long(), torch.ones(60).bool())
+    fold = Fold.of(stacked.formula, data, data.known)
+    prior = stacked.formula.prior(stacked.prior, fold.inputs)
+    nll, share = evidence_of(stacked.formula, prior, fold, [first, ~first], 0.5)
+    assert nll["temperature scaling"] == pytest.approx(math.log(2))
+    assert min(nll["pool"], nll["NMM"]) > math.log(2) + 0.1
+    assert share < 0.1
+
+
+def test_priors_of_one_fit():
+    """Labels count for more where scores say nothing, and own labels where neighbours disagree."""
+    prior = StackedNMM(2).prior
+    (mean, sd), (own, width) = prior["pool.labels"], prior["gamma"]
+    assert adjusted(prior, agreement=1.0, silence=0.0) == prior
+    changed = {"pool.labels": (mean + RISE * sd, 2 * sd), "gamma": (own + ALONE, width)}
+    assert adjusted(prior, agreement=0.0, silence=1.0) == prior | changed
 
 
 def test_summary(problem):
