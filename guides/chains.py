@@ -21,7 +21,6 @@ from pyro_nmm.arguments import check_integers
 from pyro_nmm.caching import LastCall
 from pyro_nmm.consumers import PREDICTIVE, WEIGHING, consumer
 from pyro_nmm.distributions.conditional import Conditional
-from pyro_nmm.distributions.factors import EDGE_SHARES
 from pyro_nmm.models.plates import COPIES
 from pyro_nmm.provenance import untracked
 
@@ -123,16 +122,10 @@ class Chains(nn.Module):
 
         \nabla \log p(y \mid \theta) = E_{p(c \mid y, \theta)}[\nabla \log p(y, c \mid \theta)] ,
 
-    so that SVI is not biased by the gap of the bound, and needs no score of the choices.
-
-    A collapsed sweep knows the probabilities :math:`p_{ij}` of a row's edges when it draws the row.
-    So the site ``c`` has :math:`\sum_{ij} p_{ij} \log L_{ij}` in place of :math:`\log p(c)`: the
-    same gradient on average, but coefficients of attention have a twentieth of the variance (34 to
-    1,600 nodes with six sources). On devices, with sweeps in two blocks, it has :math:`\log p(c)`.
-
-    The loss is no bound, but about :math:`-\log p(y, c \mid \theta)` of the states. It has the
-    entropy of the choices in it, so it may rise while :math:`\log p(y \mid \theta)` rises, and does
-    not show convergence. :meth:`~pyro_nmm.NeighborMixture.path_likelihood` compares models.
+    so that SVI is not biased by the gap of the bound, and needs no score of the choices. The loss
+    is then :math:`-\log p(y, c \mid \theta)` of the states, no bound. It has the entropy of the
+    choices in it, so it may rise while :math:`\log p(y \mid \theta)` rises, and does not show
+    convergence. :meth:`~pyro_nmm.NeighborMixture.path_likelihood` compares models.
 
     >>> import pyro
     >>> from pyro.infer import SVI, Trace_ELBO
@@ -219,16 +212,12 @@ class Chains(nn.Module):
             value = value.where(~new, q.expand(at.shape).sample())
             other = other or bool(new.flatten(len(at.shape)).all(-1).any())
         try:
-            if other and self.warmup_sweeps > self.num_sweeps:
-                value, _ = q.swept(value, self.warmup_sweeps - self.num_sweeps)
-            value, shares = q.swept(value, self.num_sweeps)
+            value = q.sweep(value, self.warmup_sweeps if other else self.num_sweeps)
         except ValueError as error:
             raise ValueError(f"{OTHER}, got states of another one") from error
         if not at.predicts:
             at.write(chain, rows.nodes, value)
             self.states = at.states
-        if shares is not None:
-            EDGE_SHARES[value] = shares
         return value
 
     def _at(self, rows: Neighborhood, batch_shape: Size, columns: int) -> "_Place":

@@ -18,7 +18,6 @@ from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 
 from pyro_nmm import ChosenLabels, EvidenceConditional
-from pyro_nmm.distributions.factors import EDGE_SHARES
 from pyro_nmm.guides.chains import States
 from pyro_nmm.guides.hidden_sites import check_hidden, is_enumerated
 from pyro_nmm.guides.program import refuse_lost
@@ -117,8 +116,6 @@ def _run(
         pair = particles(pair[0]), particles(pair[1]), *pair[2:]
     with TrackNonReparam():
         guide_trace = _traced(pair[1], pair)
-        for _, site in _sites(guide_trace):  # densities of choices themselves are compared
-            EDGE_SHARES.pop(site["value"], None)
         model_trace = _replayed(pair, guide_trace)
         drawn = model_trace.copy()
         for name in [name for name, site in _sites(model_trace) if is_enumerated(site)]:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pyro_nmm import EvidenceConditional, Neighborhood, OrderedConditional
 from pyro_nmm.arguments import as_member
-from pyro_nmm.distributions.factors import EDGE_SHARES
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.guides.chains import Chains, States
 from pyro_nmm.models.plates import OneEvent, check_plates
@@ -162,8 +161,6 @@ def _latent_sites(
         else:
             both, density = chains.draw(q), torch.zeros(())
         c, labels = both.unbind(-2)
-        if (shares := EDGE_SHARES.get(both)) is not None:
-            EDGE_SHARES[c] = shares
         pyro.sample("c", (Delta if chains is None else States)(c, density, event_dim=1))
         pyro.sample(site, Delta(labels, event_dim=1))
         if not collapsed:

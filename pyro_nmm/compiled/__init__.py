@@ -6,11 +6,11 @@ processor."""
 
 import torch
 
-from pyro_nmm.compiled.draws import anneal, continued, draw, meet, sweep
+from pyro_nmm.compiled.draws import anneal, draw, meet, sweep
 from pyro_nmm.compiled.loops import entropy, find, predict, ranks
 
 __all__ = [
-    "anneal", "continued", "draw", "entropy", "find", "meet", "predict", "ranks", "runs_on",
+    "anneal", "draw", "entropy", "find", "meet", "predict", "ranks", "runs_on",
     "sweep",
 ]  # fmt: skip
 

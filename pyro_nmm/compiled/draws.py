@@ -49,15 +49,15 @@ def _draw(first, last, table, inputs, uniforms, edges, labels, sums, seen):
     for b in range(first, last):
         counts = (seen[0][b], seen[1][b]) if len(seen) else ()
         given, outputs = _of(b, inputs), (edges[b], labels[b])
-        _rows(False, 1, given, table, uniforms[b], *outputs, (sums[b],), counts, ())
+        _rows(False, 1, given, table, uniforms[b], *outputs, (sums[b],), counts)
         _clear(inputs.ptr, inputs.source, edges[b], labels[b], table)
 
 
 @_compiled
-def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts, shares):
+def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts):
     # All rows in turn, from the last one if the step is -1, and again: each given all others. One
     # function a row would take four times as long: numba counts references to arrays. It takes the
-    # branches out where sums, counts or shares are ().
+    # branches out where sums or counts are ().
     single, ptr, source, attention, alpha, total, observed, likelihood = inputs
     each, every = len(likelihood) == len(source), table.shape[1] - 1
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
@@ -86,11 +86,6 @@ def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts, sha
             running[e - start] = weight
         if len(sums):
             sums[0][i] = weight
-        if len(shares):
-            below = 0.0
-            for e in range(start, ptr[i + 1]):
-                shares[0][e] += (running[e - start] - below) / weight
-                below = running[e - start]
         e, threshold = start, uniforms[i] * weight
         while running[e - start] <= threshold and running[e - start] < weight:
             e += 1
@@ -129,7 +124,7 @@ def _sweep(first, last, table, inputs, uniforms, edges, labels, visits, totals):
         one = _of(b, inputs)
         _count(ptr, source, edges[b], labels[b], table)
         for sweep in range(len(uniforms)):
-            _rows(True, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), (), ())
+            _rows(True, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), ())
             for i in range(len(ptr) - 1):
                 visits[b, i, labels[b, i]] += 1
                 totals[b, sweep, labels[b, i]] += 1
@@ -194,7 +189,7 @@ def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains, ri
             now.likelihood[:] *= steps[3]
             gains[b] += _log_joint(now, counts, at, to)
             step = 1 if 2 * sweep < size else -1
-            _rows(True, step, now, table, uniforms[sweep, b], at, to, (), (), ())
+            _rows(True, step, now, table, uniforms[sweep, b], at, to, (), ())
             below = _log_joint(now, counts, at, to)
         above = _log_joint(end, counts, at, to)
         gains[b] += above - below
@@ -273,28 +268,6 @@ def sweep(rows, entries, draw, uniforms):
     totals = np.zeros((num_draws, num_sweeps, entries.num_classes), np.int32)
     outputs = edges, labels, visits, totals
     _run_entries(_sweep, rows, entries, num_draws, _array(uniforms), *outputs, sweeps=num_sweeps)
-    return _tensors(rows, *outputs)
-
-
-@_compiled
-def _continue(first, last, table, inputs, uniforms, edges, labels, shares):
-    # As _sweep, with the sums of each edge's probability when its row is drawn.
-    ptr, source = inputs.ptr, inputs.source
-    for b in range(first, last):
-        one, at, to = _of(b, inputs), edges[b], labels[b]
-        _count(ptr, source, at, to, table)
-        for sweep in range(len(uniforms)):
-            _rows(True, 1, one, table, uniforms[sweep, b], at, to, (), (), (shares[b],))
-        _clear(ptr, source, at, to, table)
-
-
-@opaque
-def continued(rows, entries, draw, uniforms):
-    """See :func:`pyro_nmm.ops.sweeps.continued`. Cost: :math:`O(S B E C)`."""
-    edges, labels = (_array(t).copy() for t in draw[:2])
-    outputs = edges, labels, np.zeros((len(edges), rows.num_edges))
-    size = len(uniforms)
-    _run_entries(_continue, rows, entries, len(edges), _array(uniforms), *outputs, sweeps=size)
     return _tensors(rows, *outputs)
 
 

@@ -207,25 +207,17 @@ class Conditional(GraphDistribution):
         shape, kind = ("...", *self.event_shape), "integers"
         value = as_expected("value", value, shape, kind=kind, like=self.hood).long()
         (value,), provenance = untracked(value)
-        return track_provenance(self.swept(value, num_sweeps)[0], provenance)
-
-    @torch.no_grad()
-    def swept(self, value: Tensor, num_sweeps: int) -> tuple[Tensor, Tensor | None]:
-        """Samples ``(..., n)`` after sweeps, and ``(B, e)``: the probability of each edge of the
-        observed rows when its row is drawn, averaged over sweeps; in two blocks ``None``."""
         shape = self._shape_of(value)
-        if not compiled.runs_on(self.hood.device):
+        if compiled.runs_on(self.hood.device):
+            draw, entries = self._states(value, shape, self.rows), self._constants(shape)
+            for part in blocks(num_sweeps, draw.edges.numel()):
+                uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
+                draw = sweeps.sweep(self.rows, entries, draw, uniforms).draw
+            swept = self._columns(draw, shape)
+        else:
             numbers = self.continued(self.numbers(value, shape), shape, num_sweeps)
-            return self.values_of(numbers).view(*shape, *self.event_shape), None
-        draw, entries = self._states(value, shape, self.rows), self._constants(shape)
-        sums: Tensor | float = 0.0
-        for part in blocks(num_sweeps, draw.edges.numel()):
-            uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
-            draw, shares = sweeps.continued(self.rows, entries, draw, uniforms)
-            sums = sums + shares
-        of_edges = torch.empty(len(shares), self.hood.num_edges, dtype=torch.double)
-        of_edges[:, self.rows.edge] = sums / num_sweeps
-        return self._columns(draw, shape), of_edges[:, self.observed_rows.edge]
+            swept = self.values_of(numbers).view(*shape, *self.event_shape)
+        return track_provenance(swept, provenance)
 
     @torch.no_grad()
     def numbers(self, value: Tensor, shape: Size) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from pyro.ops.provenance import track_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch.utils.weak import WeakIdKeyDictionary
 
 from pyro_nmm.arguments import check_range, expect
 from pyro_nmm.blocks import gather
@@ -19,11 +18,6 @@ from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.counts import ranks
 from pyro_nmm.ops.sampling import draw_given_choices, pick
 from pyro_nmm.provenance import untracked
-
-#: Probabilities ``(B, e)`` of the edges of rows that chains put beside the choices that they drew.
-#: With these, the density of choices has its expectation given all other choices in its place:
-#: the same gradient on average, with a fraction of its variance.
-EDGE_SHARES = WeakIdKeyDictionary()
 
 
 class Neighbors(constraints.Constraint):
@@ -103,10 +97,6 @@ class NeighborChoice(GraphDistribution):
             edges = hood.find(flatten(value, shape))
             return edges.clamp(min=0), edges < 0
 
-        shares = EDGE_SHARES.get(value)
-        if shares is not None:
-            log_prob = self._expected(shares, shape)
-            return track_provenance(log_prob, provenance)
         edges, wrong = hood.last_edges.get((value, shape), find)
         shifted, total = (flatten(part, shape) for part in hood.shifted_sum(self.logits)[1:])
         # Scores that the batch shares get their gradient in one pass over the choices.
@@ -118,14 +108,6 @@ class NeighborChoice(GraphDistribution):
             log_prob = log_prob.masked_fill(wrong, -torch.inf)
         log_prob = log_prob.expand(shape.numel(), -1).view(*shape, hood.num_rows)
         return track_provenance(log_prob, provenance)
-
-    def _expected(self, shares: Tensor, shape: Size) -> Tensor:
-        r"""``(..., n)``: :math:`\sum_j p_{ij} \log L_{ij}` of probabilities ``(B, e)``."""
-        shifted, total = (flatten(part, shape) for part in self.hood.shifted_sum(self.logits)[1:])
-        shares = shares.to(shifted)
-        terms = torch.where(shares > 0, shares * shifted, 0)  # an edge that is switched off
-        log_prob = self.hood.sum(terms) - total.log()
-        return log_prob.expand(shape.numel(), -1).view(*shape, self.hood.num_rows)
 
 
 class ChosenLabels(GraphDistribution):

@@ -53,17 +53,6 @@ def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) ->
 
 
 @torch.no_grad()
-def continued(
-    rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor
-) -> tuple[Draw, Tensor]:
-    """The states after sweeps as of :func:`sweep`, and ``(B, num_edges)`` float64: sums over sweeps
-    of the probability of each edge when its row is drawn."""
-    entries, _ = shift_evidence(rows, entries)
-    edges, labels, shares = compiled.continued(rows, entries, draw, uniforms)
-    return Draw(edges, labels), shares
-
-
-@torch.no_grad()
 def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) -> Sweeps:
     """Sweeps of latent labels: :func:`sweep` on the processor, two blocks on devices."""
     if compiled.runs_on(rows.device):

@@ -8,7 +8,6 @@ from graphs import house, parameters, star
 from scipy.stats import chi2
 
 from pyro_nmm import NeighborChoice, Neighborhood
-from pyro_nmm.distributions.factors import EDGE_SHARES
 from pyro_nmm.ops.enumeration import enumerate_choices
 from pyro_nmm.ops.sampling import pick
 
@@ -61,22 +60,3 @@ def test_pick_never_takes_an_edge_of_weight_zero():
     for u in (0.0, 0.5, 1 - 2.0**-53):
         edges = pick(hood, weights, torch.full((1, 3), u))
         assert (weights[0, edges] > 0).all()
-
-
-def test_expected_choices():
-    """Beside probabilities of edges, the density has its expectation and their gradient."""
-    hood = Neighborhood(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3)
-    logits = torch.randn(hood.num_edges)
-    logits[0] = -torch.inf  # a self-loop that is switched off
-    logits.requires_grad_()
-    shares = torch.rand(4, hood.num_edges).masked_fill(~logits.isfinite(), 0)
-    shares = shares / hood.sum(shares)[:, hood.row]
-    law = NeighborChoice(hood, logits).expand([4])
-    plain, choices = law.sample(), law.sample()
-    EDGE_SHARES[choices] = shares
-    log_attention = hood.log_softmax(logits).clamp(min=-1e9)
-    torch.testing.assert_close(law.log_prob(choices), (shares * log_attention).sum(-1))
-    (gradient,) = torch.autograd.grad(law.log_prob(choices).sum(), logits)
-    torch.testing.assert_close(gradient, shares.sum(0) - 4 * hood.softmax(logits.detach()))
-    edges = hood.find(plain)
-    torch.testing.assert_close(law.log_prob(plain), log_attention[edges].sum(-1))

@@ -96,24 +96,6 @@ def check_sweeps(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_probabilities_of_edges(case):
-    """Those of a row's edges when it is drawn, on average those of its choices."""
-    q, evidence = problem(case)
-    states, probs = enumerated(q, evidence)
-    exact = as_values(q, states[probs.multinomial(SIZE, replacement=True)])
-    _, shares = q.swept(exact, 2)
-    rows = q.observed_rows
-    torch.testing.assert_close(rows.sum(shares), torch.ones(SIZE, rows.num_rows))
-    edges = rows.find(states[:, 0])
-    wanted = torch.zeros(rows.num_edges).index_add(
-        0, edges.flatten(), probs.repeat_interleave(rows.num_rows)
-    )
-    error = shares.std(0) / SIZE**0.5
-    assert ((shares.mean(0) - wanted).abs() <= 4.5 * error + 1e-9).all()
-    assert (error < 0.9 * (wanted * (1 - wanted) / SIZE).sqrt() + 1e-9).all()  # than of choices
-
-
-@pytest.mark.parametrize("case", CASES)
 def test_sweeps(case, way):
     check_sweeps(case)
 
