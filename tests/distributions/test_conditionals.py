@@ -84,6 +84,17 @@ def new_case(kind, name="house", num_classes=2, observed=None, batch=(), **optio
     return Case(kind, hood, alpha, logits, batch=batch, observed=observed, **options)
 
 
+def check_densities(case):
+    """All values sum to one, and the terms are p / q; log q, terms and log p where p > 0."""
+    value, joint = case.values()
+    log_q, bound = case.q.log_prob(value), case.q.log_terms(value).sum(-1)
+    torch.testing.assert_close(log_q.exp().sum(), torch.tensor(1.0))
+    possible = joint.isfinite()
+    assert torch.equal(possible, log_q.isfinite())
+    torch.testing.assert_close((joint - log_q)[possible], bound[possible])
+    return log_q[possible], bound[possible], joint[possible]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("name", "observed"), [("house", None), ("triangles", SOME), ("shared", SOME)]
@@ -92,13 +103,8 @@ def test_is_a_distribution_and_its_weights_integrate_to_the_likelihood(
     kernels, name, observed, kind
 ):
     case = new_case(kind, name, observed=observed)
-    value, joint = case.values()
-    log_q, bound = case.q.log_prob(value), case.q.log_terms(value).sum(-1)
-    torch.testing.assert_close(log_q.exp().sum(), torch.tensor(1.0))
-    possible = joint.isfinite()
-    assert torch.equal(possible, log_q.isfinite())
-    torch.testing.assert_close((joint - log_q)[possible], bound[possible])
-    assert (log_q.exp() * bound)[possible].sum() <= joint.logsumexp(0)
+    log_q, bound, joint = check_densities(case)
+    assert (log_q.exp() * bound).sum() <= joint.logsumexp(0)
 
 
 def test_edges_whose_evidence_is_far_below_that_of_others(kernels):
@@ -107,12 +113,7 @@ def test_edges_whose_evidence_is_far_below_that_of_others(kernels):
     own = case.hood.source == case.hood.target
     case.data = case.edge_evidence = case.data - 2000.0 * own[:, None]
     case.q = case.again()
-    value, joint = case.values()
-    log_q, bound = case.q.log_prob(value), case.q.log_terms(value).sum(-1)
-    torch.testing.assert_close(log_q.exp().sum(), torch.tensor(1.0))
-    possible = joint.isfinite()
-    assert torch.equal(possible, log_q.isfinite())
-    torch.testing.assert_close((joint - log_q)[possible], bound[possible])
+    check_densities(case)
     assert (case.q.sample((20,))[:, 0] != torch.arange(5)).all()
 
 
