@@ -10,6 +10,7 @@ from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.checking import check_program
 from pyro_nmm.guides.dglfrm import DGLFRMGuide, fit_links
 from pyro_nmm.guides.field import FieldGuide, fit_mixture
+from pyro_nmm.guides.fit_check import check_fit
 from pyro_nmm.guides.gibbs import FieldGibbs
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide, density
 from pyro_nmm.guides.ordered import evidence_guide, ordered_guide
@@ -17,6 +18,6 @@ from pyro_nmm.models.random_fields import mean_field
 
 __all__ = [
     "AmortizedNMM", "AutoNMM", "BestState", "Chains", "DGLFRMGuide", "FieldGibbs", "FieldGuide",
-    "MarginalGuide", "MixtureGuide", "check_program", "density", "evidence_guide", "fit_links",
-    "fit_mixture", "fit_nmm", "mean_field", "ordered_guide",
+    "MarginalGuide", "MixtureGuide", "check_fit", "check_program", "density", "evidence_guide",
+    "fit_links", "fit_mixture", "fit_nmm", "mean_field", "ordered_guide",
 ]  # fmt: skip

@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from pyro import poutine
 from pyro.infer import TraceGraph_ELBO
-from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation, AutoNormal
+from pyro.infer.autoguide import (
+    AutoGuide,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import get_plates
@@ -26,6 +31,11 @@ from pyro_nmm.guides.hidden_sites import check_hidden, is_enumerated, through_bl
 from pyro_nmm.guides.ordered import check_estimator, evidence_guide, ordered_guide
 from pyro_nmm.guides.program import Field, Run, check_tracked, fields_of
 from pyro_nmm.models.plates import COPIES, AgreedSubsamples, beside, check_site
+
+#: The most continuous numbers whose correlations the default guide learns.
+MOST_CORRELATED = 50
+#: Of the default's chains, between two draws of parameters.
+SWEEPS = 10
 
 
 class AutoNMM(AutoGuide):
@@ -94,9 +104,9 @@ class AutoNMM(AutoGuide):
     def __init__(
         self,
         model: Callable,
-        guide: Callable[[Callable], AutoGuide] = AutoNormal,
+        guide: Callable[[Callable], AutoGuide] | None = None,
         *,
-        estimator: str | Chains = "reward_to_go",
+        estimator: str | Chains | None = None,
         create_plates: Callable | None = None,
     ) -> None:
         if isinstance(guide, AutoGuide):
@@ -105,10 +115,11 @@ class AutoNMM(AutoGuide):
                 f"guide must make an autoguide from a program, got an {kind}: pass the class, "
                 f"AutoNMM(model, {kind}), or functools.partial({kind}, ...) with options"
             )
+        estimator = Chains(SWEEPS) if estimator is None else estimator
         check_estimator(estimator)
         super().__init__(model, create_plates=create_plates)
         self.estimator = estimator
-        self.parents = guide(poutine.block(model, hide_fn=_not_of_parents))
+        self.parents = None if guide is None else guide(_of_parents(model))
         if isinstance(self.parents, AutoLaplaceApproximation):
             raise ValueError(
                 "guide must not be AutoLaplaceApproximation, whose Hessian would lack the "
@@ -161,6 +172,8 @@ class AutoNMM(AutoGuide):
                     f"write a guide by hand, with ordered_guide or evidence_guide for the nmm"
                 )
             self._latents.add(name)
+        if self.parents is None:
+            self.parents = self._default_guide()(_of_parents(self.model))
         with poutine.block():
             self._create_plates(*args, **kwargs)
             values = dict(self.parents(*args, **kwargs)) if self._has_parents else {}
@@ -190,10 +203,22 @@ class AutoNMM(AutoGuide):
         torch.manual_seed(seed)
         return values
 
+    def _default_guide(self) -> Callable[[Callable], AutoGuide]:
+        sites = [site for _, site in self._continuous]
+        frames = [frame for site in sites for frame in site["cond_indep_stack"]]
+        whole = all((frame.full_size or frame.size) == frame.size for frame in frames)
+        size = sum(site["value"].numel() for site in sites)
+        few = size <= MOST_CORRELATED and whole and self.create_plates is None
+        return AutoMultivariateNormal if few else AutoNormal
+
+    @property
+    def _continuous(self) -> list[tuple[str, Any]]:
+        sites = self.prototype_trace.iter_stochastic_nodes()
+        return [(k, s) for k, s in sites if not (_not_of_parents(s) or site_is_subsample(s))]
+
     @property
     def _has_parents(self) -> bool:
-        sites = self.prototype_trace.iter_stochastic_nodes()
-        return any(not (_not_of_parents(s) or site_is_subsample(s)) for _, s in sites)
+        return bool(self._continuous)
 
     def _runs(self, values: dict, seed: int, args: tuple, kwargs: dict, sums: bool = True) -> Run:
         """Runs of the program with these values, beside the handlers around the guide; ``sums``
@@ -398,6 +423,10 @@ def _of_field(site: Any) -> bool:
 
 def _is_sample(site: Any) -> bool:
     return site["type"] == "sample"
+
+
+def _of_parents(model: Callable) -> Callable:
+    return poutine.block(model, hide_fn=_not_of_parents)
 
 
 def _not_of_parents(site: Any) -> bool:

@@ -193,9 +193,14 @@ class Chains(nn.Module):
         self._last_data = LastCall()
         self._seen: Tensor | None = None  # labels, or probabilities by the evidence alone
 
+    def draw(self, q: Conditional) -> tuple[Tensor, Tensor]:
+        """Samples of ``q`` continued by sweeps, one for each element of the program's plates, and
+        their control variates."""
+        value, chosen = self._continue(q)
+        return value, q.control(*chosen)
+
     @torch.no_grad()
-    def draw(self, q: Conditional) -> Tensor:
-        """Samples of ``q`` continued by sweeps, one for each element of the program's plates."""
+    def _continue(self, q: Conditional) -> tuple[Tensor, Any]:
         if name := consumer(*WEIGHING):
             _refuse_weights(name)
         _check_parents()
@@ -211,14 +216,16 @@ class Chains(nn.Module):
             new = new.view_as(value)
             value = value.where(~new, q.expand(at.shape).sample())
             other = other or bool(new.flatten(len(at.shape)).all(-1).any())
+        counted = max(1, self.num_sweeps // 2)
+        before = (self.warmup_sweeps if other else self.num_sweeps) - counted
         try:
-            value = q.sweep(value, self.warmup_sweeps if other else self.num_sweeps)
+            value, chosen = q.swept_with_shares(value, counted, before)
         except ValueError as error:
             raise ValueError(f"{OTHER}, got states of another one") from error
         if not at.predicts:
             at.write(chain, rows.nodes, value)
             self.states = at.states
-        return value
+        return value, chosen
 
     def _at(self, rows: Neighborhood, batch_shape: Size, columns: int) -> "_Place":
         """Where the states of a step are, of ``columns`` choices or choices and labels."""
@@ -239,7 +246,9 @@ class Chains(nn.Module):
         value, new = at.read(at.chains(), rows.nodes)
         return value.where(~new, torch.stack(values, -2))
 
-    def _on_device(self, q: Conditional, states: Tensor, shape: Size, other: bool) -> Tensor:
+    def _on_device(
+        self, q: Conditional, states: Tensor, shape: Size, other: bool
+    ) -> tuple[Tensor, Any]:
         """The same of all chains at once, without a wait if this is about the last step's rows."""
         rows = q.observed_rows
 
@@ -254,13 +263,18 @@ class Chains(nn.Module):
                 raise ValueError(f"{OTHER}, got states of another one") from error
             starts = any_new and bool(new.flatten(len(shape)).all(-1).any())
             # Contiguous, because these numbers are written in place from now on.
-            swept = q.continued(numbers, shape, self.warmup_sweeps) if starts else numbers
+            swept = q.continued(numbers, shape, self.warmup_sweeps)[-1] if starts else numbers
             return swept.contiguous()
 
         # In place, so that a CUDA graph of the step goes on where it was when it runs again.
         numbers = self._last.get((states, rows), start)
-        num_sweeps = self.warmup_sweeps if other else self.num_sweeps
-        numbers.copy_(q.continued(numbers, shape, num_sweeps))
+        counted = max(1, self.num_sweeps // 2)
+        before = (self.warmup_sweeps if other else self.num_sweeps) - counted
+        if before:
+            numbers.copy_(q.continued(numbers, shape, before)[-1])
+        shares = q.logits.new_zeros(len(numbers), rows.num_edges)
+        drawn = q.continued(numbers, shape, counted, shares)
+        numbers.copy_(drawn[-1])
         value = q.values_of(numbers)
         new = value.view(*states.shape[:-1], rows.num_rows)
         whole = rows.num_rows == rows.num_nodes
@@ -269,7 +283,8 @@ class Chains(nn.Module):
         value = value.view(shape + q.event_shape)
         if len(q.event_shape) == 1:
             rows.last_edges.put((value, shape), (numbers, None))
-        return value
+        draws = [q.draw_of(state, shape) for state in drawn]
+        return value, (shape, rows, draws, shares / counted)
 
     def _states(
         self, old: Tensor | None, full: list[int], event: tuple[int, int], device: torch.device

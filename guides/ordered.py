@@ -6,7 +6,6 @@
 from typing import Any
 
 import pyro
-import torch
 from pyro.distributions import Delta, Dirichlet
 from pyro.distributions.score_parts import ScoreParts
 from pyro.infer.autoguide.initialization import InitMessenger
@@ -68,7 +67,7 @@ def ordered_guide(
     q = OrderedConditional(hood, alpha, logits, y, observed, estimator=name)
     check_plates(q.observed_rows, q.batch_shape)
     with OneEvent(q.observed_rows, q.batch_shape):
-        c = pyro.sample("c", q if chains is None else States(chains.draw(q), torch.zeros(()), 1))
+        c = pyro.sample("c", q if chains is None else States(*chains.draw(q), 1))
         if not collapsed:
             posterior = posterior_alpha(q.alpha, c, q.data_of(q.observed_rows))
             pyro.sample("z", Dirichlet(posterior).to_event(1))
@@ -159,7 +158,7 @@ def _latent_sites(
             both = pyro.sample(f"c and {site}", q, infer={"is_auxiliary": True})
             density = q.density(both)
         else:
-            both, density = chains.draw(q), torch.zeros(())
+            both, density = chains.draw(q)
         c, labels = both.unbind(-2)
         pyro.sample("c", (Delta if chains is None else States)(c, density, event_dim=1))
         pyro.sample(site, Delta(labels, event_dim=1))

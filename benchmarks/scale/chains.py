@@ -4,7 +4,9 @@
 """Chains against the bound: parameters that generated labels."""
 
 import time
+from contextlib import nullcontext
 from statistics import median
+from unittest import mock
 
 import pyro
 import pyro.distributions as dist
@@ -19,7 +21,7 @@ from torch import Tensor
 from benchmarks.shared import tables
 from benchmarks.shared.records import RESULTS, Files, Records, command
 from benchmarks.shared.tables import average, count, frame, ordered, spread
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture, compiled
 from pyro_nmm.guides import Chains, ordered_guide
 from pyro_nmm.models import nmm
 
@@ -87,6 +89,32 @@ def parents(args, results: Records) -> None:
         results.add(**key, **row)
 
 
+def variance(args, results: Records) -> None:
+    """Of the gradient of log p(y) by beta, at the true parameters: with the choices of chains, and
+    less their control variate. Latent labels have normal observations of standard deviation 1."""
+    each = {"nodes": args.sizes, "latent": [False, True], "code": ["loops", "two blocks"]}
+    for key in results.missing(task="variance", seed=range(args.num_seeds), **each):
+        if key["code"] == "two blocks":  # of devices, here on the processor
+            runs = mock.patch.object(compiled, "DEVICES", set())
+        else:
+            runs = nullcontext()
+        with runs:
+            field, y = labelled(key | {"labels": 3})
+            beta = torch.tensor(BETA, requires_grad=True)
+            mix = NeighborMixture(*field.of(torch.tensor(KAPPA), beta))
+            seen = dist.Normal(torch.arange(3.0), 1.0).log_prob(y[:, None] + torch.randn(len(y), 1))
+            q = mix.latents(seen) if key["latent"] else mix.choices(y)
+            value, found = q.sweep(q.sample(), 50), []
+            for _ in range(args.num_gradients):
+                value, chosen = q.swept_with_shares(value, 1, 0)
+                choices = value[0] if key["latent"] else value
+                parts = NeighborChoice(q.hood, mix.logits).log_prob(choices), q.control(*chosen)
+                found.append([torch.autograd.grad(part, beta, retain_graph=True) for part in parts])
+        plain, control = torch.tensor(found).flatten(1).double().T
+        row = {"choices": plain.var().item(), "probabilities": (plain - control).var().item()}
+        results.add(**key, **row, steps=args.num_gradients)
+
+
 def named(files: Files, task: str) -> DataFrame:
     rows = frame(files["chains"], task=task)
     return rows if rows.empty else rows.assign(**{"choices by": ordered(rows["method"], METHODS)})
@@ -104,7 +132,20 @@ def chains_parents(files: Files) -> str:
     return tables.table(rows, ["labels", "steps", "choices by"], cells)
 
 
-TABLES = (chains_parents,)
+def chains_variance(files: Files) -> str:
+    rows = frame(files["chains"], task="variance")
+    if rows.empty:
+        return tables.markdown([])
+    rows["labels"] = rows["latent"].map({False: "observed", True: "latent"})
+    rows["ratio"] = rows["choices"] / rows["probabilities"]
+    cells = {"graphs": count, "steps": average("steps", ".0f")}
+    cells |= {"of choices": average("choices", ",.1f")}
+    cells |= {"of probabilities": average("probabilities", ",.2f")}
+    cells |= {"ratio": average("ratio", ".1f", of=median)}
+    return tables.table(rows, ["nodes", "labels", "code"], cells)
+
+
+TABLES = chains_parents, chains_variance
 OPTIONS = {
     "labels": [2, 7],
     "steps": [120],
@@ -112,7 +153,9 @@ OPTIONS = {
     "nodes": NUM_NODES,
 }
 OPTIONS |= {"nodes": NUM_NODES, "num_seeds": 1, "results": RESULTS / "chains.jsonl"}
-main = command(__doc__, (parents,), **OPTIONS)
+OPTIONS |= {"sizes": ([34, 1600, 20_000], "nodes, of variance")}
+OPTIONS |= {"num_gradients": (1000, "of each line of variance")}
+main = command(__doc__, (parents, variance), **OPTIONS)
 
 if __name__ == "__main__":
     main()

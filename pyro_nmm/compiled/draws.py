@@ -49,15 +49,15 @@ def _draw(first, last, table, inputs, uniforms, edges, labels, sums, seen):
     for b in range(first, last):
         counts = (seen[0][b], seen[1][b]) if len(seen) else ()
         given, outputs = _of(b, inputs), (edges[b], labels[b])
-        _rows(False, 1, given, table, uniforms[b], *outputs, (sums[b],), counts)
+        _rows(False, 1, given, table, uniforms[b], *outputs, (sums[b],), counts, ())
         _clear(inputs.ptr, inputs.source, edges[b], labels[b], table)
 
 
 @_compiled
-def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts):
+def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts, shares):
     # All rows in turn, from the last one if the step is -1, and again: each given all others. One
     # function a row would take four times as long: numba counts references to arrays. It takes the
-    # branches out where sums or counts are ().
+    # branches out where sums, counts or shares are ().
     single, ptr, source, attention, alpha, total, observed, likelihood = inputs
     each, every = len(likelihood) == len(source), table.shape[1] - 1
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
@@ -86,6 +86,11 @@ def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts):
             running[e - start] = weight
         if len(sums):
             sums[0][i] = weight
+        if len(shares):
+            below = 0.0
+            for e in range(start, ptr[i + 1]):
+                shares[0][e] += (running[e - start] - below) / weight
+                below = running[e - start]
         e, threshold = start, uniforms[i] * weight
         while running[e - start] <= threshold and running[e - start] < weight:
             e += 1
@@ -117,17 +122,20 @@ def _count(ptr, source, edges, labels, table):
 
 
 @_compiled
-def _sweep(first, last, table, inputs, uniforms, edges, labels, visits, totals):
-    # uniforms is (sweeps, draws, rows): every row in turn, given all others.
+def _sweep(first, last, table, inputs, uniforms, edges, labels, shares, visits):
+    # uniforms is (sweeps, draws, rows): every row in turn, given all others. Sums over sweeps are
+    # wanted of shares, or of visits of labels and their totals, or are ().
     ptr, source = inputs.ptr, inputs.source
     for b in range(first, last):
         one = _of(b, inputs)
         _count(ptr, source, edges[b], labels[b], table)
         for sweep in range(len(uniforms)):
-            _rows(True, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), ())
-            for i in range(len(ptr) - 1):
-                visits[b, i, labels[b, i]] += 1
-                totals[b, sweep, labels[b, i]] += 1
+            of_edges = (shares[0][b],) if len(shares) else ()
+            _rows(True, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), (), of_edges)
+            if len(visits):
+                for i in range(len(ptr) - 1):
+                    visits[0][b, i, labels[b, i]] += 1
+                    visits[1][b, sweep, labels[b, i]] += 1
         _clear(ptr, source, edges[b], labels[b], table)
 
 
@@ -189,7 +197,7 @@ def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains, ri
             now.likelihood[:] *= steps[3]
             gains[b] += _log_joint(now, counts, at, to)
             step = 1 if 2 * sweep < size else -1
-            _rows(True, step, now, table, uniforms[sweep, b], at, to, (), ())
+            _rows(True, step, now, table, uniforms[sweep, b], at, to, (), (), ())
             below = _log_joint(now, counts, at, to)
         above = _log_joint(end, counts, at, to)
         gains[b] += above - below
@@ -260,15 +268,18 @@ def meet(rows, draw, part, wanted, num_classes):
 
 
 @opaque
-def sweep(rows, entries, draw, uniforms):
+def sweep(rows, entries, draw, uniforms, want):
     """See :func:`pyro_nmm.ops.sweeps.sweep`. Cost: :math:`O(S B E C)`."""
     edges, labels = (_array(t).copy() for t in draw[:2])
-    num_sweeps, num_draws, num_rows = uniforms.shape
-    visits = np.zeros((num_draws, num_rows, entries.num_classes), np.int32)
-    totals = np.zeros((num_draws, num_sweeps, entries.num_classes), np.int32)
-    outputs = edges, labels, visits, totals
+    (num_sweeps, num_draws, num_rows), visits, shares = uniforms.shape, (), ()
+    if want == "visits":
+        sizes, width = (num_rows, num_sweeps), entries.num_classes
+        visits = tuple(np.zeros((num_draws, size, width), np.int32) for size in sizes)
+    elif want == "shares":
+        shares = (np.zeros((num_draws, rows.num_edges)),)
+    outputs = edges, labels, shares, visits
     _run_entries(_sweep, rows, entries, num_draws, _array(uniforms), *outputs, sweeps=num_sweeps)
-    return _tensors(rows, *outputs)
+    return _tensors(rows, edges, labels, *shares, *visits)
 
 
 @opaque

@@ -19,7 +19,7 @@ from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.consumers import consumer
 from pyro_nmm.distributions.base import GraphDistribution, flatten
-from pyro_nmm.distributions.factors import Neighbors
+from pyro_nmm.distributions.factors import ChosenLabels, Neighbors
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.distributions.path import PathEstimate, path_likelihood
 from pyro_nmm.model_arguments import order_to_rows
@@ -209,15 +209,81 @@ class Conditional(GraphDistribution):
         (value,), provenance = untracked(value)
         shape = self._shape_of(value)
         if compiled.runs_on(self.hood.device):
-            draw, entries = self._states(value, shape, self.rows), self._constants(shape)
-            for part in blocks(num_sweeps, draw.edges.numel()):
-                uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
-                draw = sweeps.sweep(self.rows, entries, draw, uniforms).draw
-            swept = self._columns(draw, shape)
+            draw = self._states(value, shape, self.rows)
+            swept = self._columns(self._swept(draw, shape, num_sweeps), shape)
         else:
-            numbers = self.continued(self.numbers(value, shape), shape, num_sweeps)
+            (numbers,) = self.continued(self.numbers(value, shape), shape, num_sweeps)
             swept = self.values_of(numbers).view(*shape, *self.event_shape)
         return track_provenance(swept, provenance)
+
+    def _swept(
+        self, draw: Draw, shape: Size, num_sweeps: int, shares: Tensor | None = None
+    ) -> Draw:
+        """A draw after collapsed sweeps, whose probabilities of edges are added to ``shares``."""
+        entries, want = self._constants(shape), "" if shares is None else "shares"
+        for part in blocks(num_sweeps, draw.edges.numel()):
+            uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
+            draw, *found = sweeps.sweep(self.rows, entries, draw, uniforms, want)
+            if shares is not None:
+                shares += found[0]
+        return draw
+
+    @torch.no_grad()
+    def swept_with_shares(
+        self, value: Tensor, num_sweeps: int, num_before: int = 0
+    ) -> tuple[Tensor, tuple[Size, Neighborhood, list[Draw], Tensor]]:
+        """As :meth:`sweep`, and what :meth:`control` is of, after ``num_before`` sweeps more."""
+        if num_before:
+            value = self.sweep(value, num_before)
+        shape, on_processor = self._shape_of(value), compiled.runs_on(self.hood.device)
+        rows = self.rows if on_processor else self.observed_rows
+        dtype = torch.double if on_processor else self.logits.dtype
+        shares = torch.zeros(shape.numel(), rows.num_edges, dtype=dtype, device=rows.device)
+        if on_processor:
+            drawn = [self._states(value, shape, rows)]
+            for _ in range(num_sweeps):
+                drawn.append(self._swept(drawn[-1], shape, 1, shares))
+            value = self._columns(drawn[-1], shape)
+        else:
+            states = self.continued(self.numbers(value, shape), shape, num_sweeps, shares)
+            value = self.values_of(states[-1]).view(*shape, *self.event_shape)
+            drawn = [self.draw_of(numbers, shape) for numbers in states]
+        return value, (shape, rows, drawn[-num_sweeps:], shares / num_sweeps)
+
+    def draw_of(self, numbers: Tensor, shape: Size) -> Draw:
+        """Edges and labels of entries of observed rows."""
+        if self.latent:
+            return draw_of(numbers, self.num_classes)
+        (labels,), _ = untracked(flatten(self.data_of(self.observed_rows), shape))
+        return Draw(numbers, labels.expand_as(numbers))
+
+    def control(
+        self, shape: Size, rows: Neighborhood, drawn: list[Draw], shares: Tensor
+    ) -> Tensor:  # fmt: skip
+        r"""``(*shape)``: the control variate of the last of ``S`` states :math:`c^{(s)}`,
+
+        .. math::
+
+            \sum_i \log L_{i c_i} - \sum_{ij} p_{ij} \log L_{ij}
+                + \log p(y \mid c) - \frac1S \sum_s \log p(y \mid c^{(s)}) ,
+
+        with ``shares`` ``(B, e)``, means over sweeps of the probabilities :math:`p_{ij}` of a row's
+        edges when it was drawn given all others. Its gradient has mean zero: after one sweep at any
+        state, after more if the chain has forgotten its start. :math:`\log p(y, c)` less it has
+        less noise: for attention that of probabilities, and for ``alpha`` a mean's of S states.
+        """
+        logits = flatten(self.logits, shape)
+        if rows is not self.hood:
+            logits = logits.index_select(-1, rows.edge)
+        logits = logits.clamp(min=torch.finfo(logits.dtype).min)  # of edges that are switched off
+        surplus = shares.neg().to(logits).scatter_(1, drawn[-1].edges, 1.0, reduce="add")
+        found = (surplus * logits).sum(-1)
+        if len(drawn) > 1:
+            edges, labels = (torch.stack([draw[k] for draw in drawn]) for k in range(2))
+            urns = ChosenLabels(flatten(self.alpha, shape, 2), rows.source[edges])
+            terms = urns.log_prob(labels)
+            found = found + terms[-1] - terms.mean(0)
+        return found.view(shape)
 
     @torch.no_grad()
     def numbers(self, value: Tensor, shape: Size) -> Tensor:
@@ -226,8 +292,11 @@ class Conditional(GraphDistribution):
         return numbers_of(draw, self.num_classes if self.latent else 1)
 
     @torch.no_grad()
-    def continued(self, numbers: Tensor, shape: Size, num_sweeps: int) -> Tensor:
-        """The entries ``(B, n)`` after sweeps in two blocks."""
+    def continued(
+        self, numbers: Tensor, shape: Size, num_sweeps: int, shares: Tensor | None = None
+    ) -> list[Tensor]:
+        """The entries ``(B, n)`` after sweeps in two blocks; after each of them if probabilities
+        of edges are to be added to ``shares``."""
         rows, data = self.observed_rows, self.data_of(self.observed_rows)
         (alpha, logits, data), _ = untracked(self.alpha, self.logits, data)
         if rows is not self.hood:
@@ -239,9 +308,15 @@ class Conditional(GraphDistribution):
         elif data.dim() > 1:
             data = flatten(data, shape)
         both = TwoBlocks.of(rows, logits, alpha, data)
+        size, states = (len(both.place), len(numbers)), [numbers]
+        of_entries = None if shares is None else alpha.new_zeros(size)
         for part in blocks(num_sweeps, numbers.numel()):
-            numbers = both.sweep(numbers, part.stop - part.start)[-1]
-        return numbers
+            found = both.sweep(states[-1], part.stop - part.start, of_entries)
+            states = [*states, *found] if shares is not None else found[-1:]
+        if of_entries is None:
+            return states
+        shares += of_entries.T.view(len(numbers), rows.num_edges, both.size).sum(-1)
+        return states[1:]
 
     def values_of(self, numbers: Tensor) -> Tensor:
         """Samples ``(B, ..., n)`` of entries of observed rows."""

@@ -45,18 +45,24 @@ class Sweeps(NamedTuple):
 
 
 @torch.no_grad()
-def sweep(rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor) -> Sweeps:
-    """Sweeps of ``B`` chains with uniforms ``(S, B, num_rows)`` in float64, :math:`O(S B E C)`."""
+def sweep(
+    rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor, want: str = ""
+) -> tuple[Draw, *tuple[Tensor, ...]]:
+    """States after sweeps of ``B`` chains with uniforms ``(S, B, num_rows)`` in float64,
+    :math:`O(S B E C)`; and, if these are wanted, ``shares`` ``(B, num_edges)`` float64, sums over
+    sweeps of the probability of each edge when its row is drawn, or ``visits`` and totals as of
+    :class:`Sweeps`."""
     entries, _ = shift_evidence(rows, entries)
-    edges, labels, visits, totals = compiled.sweep(rows, entries, draw, uniforms)
-    return Sweeps(Draw(edges, labels), visits, totals)
+    edges, labels, *found = compiled.sweep(rows, entries, draw, uniforms, want)
+    return Draw(edges, labels), *found
 
 
 @torch.no_grad()
 def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) -> Sweeps:
     """Sweeps of latent labels: :func:`sweep` on the processor, two blocks on devices."""
     if compiled.runs_on(rows.device):
-        return sweep(rows, entries, draw, uniforms_of(rows, num_sweeps, len(draw.edges)))
+        uniforms = uniforms_of(rows, num_sweeps, len(draw.edges))
+        return Sweeps(*sweep(rows, entries, draw, uniforms, "visits"))
     entries, _ = shift_evidence(rows, entries)
     both = two_blocks.TwoBlocks.of(rows, entries.log_attention, entries.alpha, entries.data)
     numbers = both.sweep(numbers_of(draw, both.size), num_sweeps)

@@ -23,7 +23,7 @@ https://doi.org/10.1080/01621459.1987.10478458.
 Transactions on Mathematical Software 26, https://doi.org/10.1145/358407.358414.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, embedding_bag
@@ -65,9 +65,10 @@ class TwoBlocks(NamedTuple):
         return cls(rows.ptr, log_attention.T, key, place, table, 1)
 
     @torch.no_grad()
-    def sweep(self, numbers: Tensor, num_sweeps: int) -> list[Tensor]:
+    def sweep(self, numbers: Tensor, num_sweeps: int, shares: Tensor | None = None) -> list[Tensor]:
         """``(B, num_rows)`` each: entries after each sweep of chains at such entries, in eleven
-        calls a sweep. Cost: :math:`O(S B (E K + M W))`."""
+        calls a sweep. ``shares`` ``(num_entries, B)`` gets the probabilities of entries when rows
+        are drawn, in seven calls more. Cost: :math:`O(S B (E K + M W))`."""
         (num_sources, width), number = self.alpha.shape[:2], len(numbers)
         cells, num_entries = num_sources * width, len(self.place)
         alpha = self.alpha.expand(-1, -1, number).flatten(0, 1)
@@ -84,7 +85,15 @@ class TwoBlocks(NamedTuple):
                 log_z = log_z.view(num_sources, width, number).log_softmax(1).flatten(0, 1)
                 z = rows_at(log_z, self.key[:, 0]) if shared else log_z.gather(0, self.key)
                 # Of ties, and of numbers that are none, it takes an entry of the row.
-                bags = z + races[k], self.place, self.ptr
-                state = embedding_bag(*bags, mode=2, include_last_offset=True)[3]
+                state = self._bags(z + races[k], 2)[3]
                 states.append(state.T)
+                if shares is not None:
+                    row = torch.searchsorted(self.ptr, self.place, right=True) - 1
+                    scores = z + self.log_weight
+                    scores = (scores - rows_at(self._bags(scores, 2)[0], row)).exp()
+                    shares += scores / rows_at(self._bags(scores, 0)[0], row)
         return states
+
+    def _bags(self, values: Tensor, mode: int) -> Any:
+        """Sums, mode 0, or greatest values and their entries, mode 2, of rows."""
+        return embedding_bag(values, self.place, self.ptr, mode=mode, include_last_offset=True)

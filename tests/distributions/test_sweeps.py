@@ -96,6 +96,33 @@ def check_sweeps(case):
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_control_variate(case, way):
+    """Has mean zero, exactly, and leaves choices the noise of their probabilities alone."""
+    q, evidence = problem(case)
+    states, probs = enumerated(q, evidence)
+    one = q.sample().expand(SIZE, *q.event_shape)  # of no distribution in particular
+    for value in (one, as_values(q, states[probs.multinomial(SIZE, replacement=True)])):
+        swept, (shape, rows, drawn, shares) = q.swept_with_shares(value, 1, 0)
+        edges = drawn[0].edges
+        assert shape == (SIZE,)
+        torch.testing.assert_close(rows.sum(shares), torch.ones(SIZE, rows.num_rows).to(shares))
+        chosen = torch.zeros_like(shares).scatter_(1, edges, 1.0)
+        surplus = chosen - shares
+        error = surplus.std(0) / SIZE**0.5
+        assert (surplus.mean(0).abs() <= 4.5 * error + 1e-9).all()
+        log_attention = rows.log_softmax(q.logits.index_select(-1, rows.edge))
+        control = q.control(shape, rows, drawn, shares)
+        torch.testing.assert_close(control, (surplus * log_attention).sum(-1).to(control))
+        choices = swept if len(q.event_shape) == 1 else swept[:, 0]
+        assert torch.equal(rows.source[edges].sort(-1).values, choices.sort(-1).values)
+        assert (shares.var(0) < 0.9 * chosen.var(0) + 1e-9).all()
+    edges = q._states(as_values(q, states), torch.Size([len(states)]), rows).edges
+    weights = probs.repeat_interleave(rows.num_rows)
+    exact = torch.zeros(rows.num_edges).to(probs).index_add(0, edges.flatten(), weights)
+    assert ((shares.mean(0) - exact).abs() <= 4.5 * shares.std(0) / SIZE**0.5 + 1e-9).all()
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_sweeps(case, way):
     check_sweeps(case)
 

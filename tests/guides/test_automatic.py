@@ -267,8 +267,12 @@ def _fresh():
     torch.manual_seed(0)
 
 
+BOUND = "reward_to_go"
+
+
 def guide_of(name, **options):
     wide = partial(autoguide.AutoNormal, init_scale=1.0)
+    options = {"estimator": BOUND} | options
     return AutoNMM(PROGRAMS[name][0], **({"guide": wide} if PROGRAMS[name][2] else {}), **options)
 
 
@@ -382,7 +386,7 @@ def evidence(guide):
 
 
 def test_evidence_has_the_gradient_of_the_program():
-    found, weights = evidence(AutoNMM(shared_network))[0], torch.randn(4, 2).double()
+    found, weights = evidence(AutoNMM(shared_network, estimator=BOUND))[0], torch.randn(4, 2).double()
     loc = NETWORK(FEATURE[:, None])[:, 2:] * torch.arange(2)
     by_hand = dist.Normal(loc, 1.0).log_prob(X[:, None])
     assert torch.allclose(found, by_hand)
@@ -393,14 +397,15 @@ def test_evidence_has_the_gradient_of_the_program():
 
 
 def test_labels_have_evidence_beside_the_subsample():
-    assert torch.allclose(evidence(AutoNMM(subsampled_nodes))[0],
-                          evidence(AutoNMM(plate_of_nodes))[0])  # fmt: skip
+    guides = (AutoNMM(model, estimator=BOUND) for model in (subsampled_nodes, plate_of_nodes))
+    assert torch.allclose(*(evidence(guide)[0] for guide in guides))
 
 
 @pytest.mark.parametrize("create_plates", [None, graphs_of_a_batch])
 def test_subsampled_fields(create_plates):
-    found, trace = evidence(AutoNMM(subsampled_graphs, create_plates=create_plates))
-    whole, _ = evidence(AutoNMM(plate_of_graphs))
+    options = {"estimator": BOUND, "create_plates": create_plates}
+    found, trace = evidence(AutoNMM(subsampled_graphs, **options))
+    whole, _ = evidence(AutoNMM(plate_of_graphs, estimator=BOUND))
     assert torch.allclose(found, whole[trace.nodes["graphs"]["value"]])
     assert trace.nodes["c"]["scale"] == 1.5
 
@@ -557,7 +562,7 @@ def relabelled():
          "leave out subsample_size and create_plates"),
         (discrete, {}, "site 'k' is discrete and belongs to no nmm"),
         (relabelled, {}, "field 'c' has latent labels and edges that relabel"),
-        (two_fields_of_one_site, {},
+        (two_fields_of_one_site, {"estimator": BOUND},
          r"'x' depends on 'a/y' and on labels that are drawn later, of \['b/y'\].*Chains"),
         (parent, {"guide": autoguide.AutoLaplaceApproximation}, "AutoMultivariateNormal"),
     ],

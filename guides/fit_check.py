@@ -1,0 +1,279 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+r"""How far a fit of :class:`~pyro_nmm.guides.AutoNMM` is from where its steps would end.
+
+A normal guide of mean :math:`m` and covariance :math:`L L^T` does not move any more where the
+scores :math:`g(\theta) = \nabla \log p(y, \theta)` of its own draws :math:`\theta = m + L x` have
+
+.. math::
+
+    E[L^T g] = 0, \qquad E[L^T g \, x^T] = -I ,
+
+the gradients of the bound by :math:`m` and :math:`L`. A least-squares line of :math:`L^T g` over
+:math:`x` has the first as its intercept and the second as its slope. By Fisher's identity chains
+of choices have the score of :math:`\log p(y \mid \theta)`.
+"""
+
+import math
+from collections import defaultdict
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions import Delta
+from pyro.distributions.util import sum_rightmost
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
+from pyro.ops.stats import split_gelman_rubin
+from torch import Tensor, nn
+from torch.distributions import biject_to
+
+from pyro_nmm.arguments import check_integers
+from pyro_nmm.guides.automatic import MOST_CORRELATED, AutoNMM
+from pyro_nmm.guides.chains import Chains
+from pyro_nmm.guides.program import Field, fields_of
+
+#: A fit has converged if no mean would move by more standard deviations. Intervals of 90 % that are
+#: off by so much hold 89 %; by twice as much, 86 %; by half of it, 89.8 %.
+MOST_SHIFT = 0.25
+#: And if no width is off by a larger factor. Intervals of 90 % then hold 83 or 95 %; with a factor
+#: of 1.4 76 or 98 %, and of 1.1 87 or 93 %.
+MOST_WIDTH = 1.2
+#: Chains agree below this value (Gelman et al., "Bayesian Data Analysis", section 11.5).
+MOST_R_HAT = 1.1
+#: Standard deviations of replicates from which labels are not the model's: one of 370 normal
+#: variates is farther off, one of 7 than half of it.
+MOST_OFF = 3.0
+
+
+class Replicates(NamedTuple):
+    """A statistic of labels, and of labels drawn from the model."""
+
+    data: float
+    mean: float
+    sd: float
+
+    @property
+    def off(self) -> float:
+        """How many standard deviations the data are away."""
+        return abs(self.data - self.mean) / max(self.sd, 1e-9)
+
+
+class FitCheck(NamedTuple):
+    """What :func:`check_fit` found; ``print`` shows a table and its conclusions."""
+
+    names: list[str]  #: of the ``d`` numbers of continuous sites
+    median: Tensor  #: ``(d,)`` of the guide
+    shift: Tensor  #: ``(d,)`` standard deviations by which means would move
+    shift_error: Tensor  #: ``(d,)`` its standard error
+    width: Tensor  #: ``(d,)`` factors by which standard deviations would grow
+    width_error: Tensor  #: ``(d,)`` standard error of its logarithm
+    r_hat: Tensor  #: ``(d,)`` of scores, by two chains at each draw of the guide
+    replicates: dict[str, Replicates]  #: statistics of each field with observed labels
+
+    @property
+    def converged(self) -> bool | None:
+        """Whether shifts and widths are small; ``None`` if their errors are too large to tell."""
+        width = math.log(MOST_WIDTH)
+        off = torch.cat([self.shift.abs() / MOST_SHIFT, self.width.log().abs() / width])
+        error = torch.cat([self.shift_error / MOST_SHIFT, self.width_error / width])
+        if (off > 1 + 2 * error).any():
+            return False
+        return None if (error > 1).any() else True
+
+    @property
+    def mixed(self) -> bool:
+        """Whether chains agree."""
+        return bool((self.r_hat < MOST_R_HAT).all())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the model makes such labels."""
+        return all(found.off < MOST_OFF for found in self.replicates.values())
+
+    def __str__(self) -> str:
+        size = max(map(len, self.names))
+        lines = [f"{'':{size}}    median    shift           width           R-hat"]
+        for name, *numbers in zip(self.names, *map(Tensor.tolist, self[1:7]), strict=True):
+            median, shift, error, width, of_width, r_hat = numbers
+            cells = f"{median:10.3g}{shift:9.2f} ± {error:4.2f}"
+            cells += f"{width:9.2f} ± {width * of_width:4.2f}{r_hat:9.2f}"
+            lines.append(f"{name:{size}}{cells}")
+        verdict = {True: "converged", False: "not converged: take more steps"}.get(self.converged)
+        lines.append(verdict or "errors are too large to tell: raise num_draws or num_rounds")
+        lines += [] if self.mixed else ["chains do not agree: raise their num_sweeps"]
+        for what, (data, mean, sd) in self.replicates.items():
+            lines.append(f"{what}: {data:.3f}, in draws of the model {mean:.3f} ± {sd:.3f}")
+        lines += [] if self.fits else ["the model does not make such labels"]
+        return "\n".join(lines)
+
+
+def check_fit(
+    guide: AutoNMM,
+    *args: Any,
+    num_draws: int = 64,
+    num_rounds: int = 10,
+    num_sweeps: int = 10,
+    **kwargs: Any,
+) -> FitCheck:
+    r"""Whether a fit has converged, its chains mix, and its model makes such labels.
+
+    New chains, two at each of ``num_draws`` draws of the guide, give the scores of the posterior.
+    By them, one step of Newton's method to the best guide would move the means by ``shift`` and
+    change the widths. Then labels are drawn anew from the model: neighbours should agree as often
+    as in the data, and the commonest label should be as common.
+
+    >>> import pyro
+    >>> import pyro.distributions as dist
+    >>> from pyro.infer import SVI, Trace_ELBO
+    >>> from pyro_nmm import Neighborhood
+    >>> from pyro_nmm.models import nmm
+    >>> hood, y = Neighborhood.grid(6, 6), torch.arange(36) // 18
+    >>> def model(y):
+    ...     kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
+    ...     alpha = kappa[..., None, None] * torch.full((36, 2), 0.5)
+    ...     nmm(hood, alpha, torch.zeros(hood.num_edges), y, collapsed=True)
+    >>> guide = AutoNMM(model)
+    >>> svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+    >>> losses = [svi.step(y) for _ in range(10)]  # too few
+    >>> check_fit(guide, y).converged
+    False
+
+    Widths of a guide without correlations are those given all other numbers, so that too narrow
+    marginals pass. The guide's chains are left as they were. See ``FitCheck`` for what is returned.
+
+    :param args, kwargs: of the model.
+    :param int num_draws: of the guide; errors fall with the root of it.
+    :param int num_rounds: gradients of the program, each after ``num_sweeps`` sweeps. The first
+        comes after 50.
+    :raises ValueError: for another guide, or one that has not been called. Cost: that of
+        ``num_rounds`` steps with ``2 * num_draws`` particles.
+    """
+    if not isinstance(guide, AutoNMM):
+        raise ValueError(f"guide must be an AutoNMM, got {type(guide).__name__}")
+    check_integers(8, num_draws=num_draws)
+    check_integers(4, num_rounds=num_rounds)
+    if guide.prototype_trace is None:
+        raise ValueError("guide has made no step: fit it before check_fit")
+    if not guide._continuous:
+        raise ValueError("model has no continuous sites, so that its guide has nothing to learn")
+    draws, kept = _Draws(guide, args, kwargs, num_draws), (guide.chains, guide.estimator)
+    guide.chains, guide.estimator = nn.ModuleDict(), Chains(num_sweeps)
+    try:
+        scores = torch.stack([draws.scores() for _ in range(num_rounds)])
+    finally:
+        guide.chains, guide.estimator = kept
+    pairs = scores.unflatten(1, (2, -1)).transpose(0, 1)  # (2, T, K, d)
+    r_hat = split_gelman_rubin(pairs, chain_dim=0, sample_dim=1).square().mean(0).sqrt()
+    x, root = draws.x, draws.root
+    g = pairs.mean((0, 1)) @ root
+    centered = x - x.mean(0)
+    slope = (centered * g).mean(0) / centered.square().mean(0)
+    start = g.mean(0) - slope * x.mean(0)
+    error = ((g - start - slope * x).square().sum(0) / (num_draws - 2) / num_draws).sqrt()
+    # A step by the guide's own covariance. Where the posterior looks flat, widths grow tenfold.
+    square, sd = root.square(), root.square().sum(1).sqrt()
+    precision = (-slope).clamp(min=0.01)
+    variance = square @ (1 / precision)
+    return FitCheck(
+        draws.names,
+        draws.median,
+        root @ start / sd,
+        (square @ error.square()).sqrt() / sd,
+        variance.sqrt() / sd,
+        square @ (error / precision.square()) / variance / 2,
+        r_hat,
+        draws.replicates(),
+    )
+
+
+class _Draws:
+    """Draws of a guide's continuous sites without their constraints, for two chains each."""
+
+    def __init__(self, guide: AutoNMM, args: tuple, kwargs: dict, size: int) -> None:
+        self.guide, self.given, self.size = guide, (args, kwargs), size
+        sites = dict(guide._continuous)
+        self.sites = {name: biject_to(site["fn"].support) for name, site in sites.items()}
+        self.shapes = {k: self.sites[k].inv(site["value"]).shape for k, site in sites.items()}
+        self.nesting, number = max(guide._depths, default=0), 64 * size  # for moments of the guide
+        with torch.no_grad(), poutine.block():
+            guide._create_plates(*args, **kwargs)
+            with pyro.plate("num_particles_vectorized", number, dim=-1 - self.nesting):
+                values = guide.parents(*args, **kwargs)
+        free = {name: transform.inv(values[name]) for name, transform in self.sites.items()}
+        flat = torch.cat([value.reshape(number, -1) for value in free.values()], 1).double()
+        width = flat.shape[1]
+        covariance = flat.T.cov() if 1 < width <= MOST_CORRELATED else flat.var(0).diag()
+        self.root = torch.linalg.cholesky(covariance)
+        centered = (flat[:size] - flat.mean(0)).T
+        self.x = torch.linalg.solve_triangular(self.root, centered, upper=False).T
+        self.free, self.names, medians = {}, [], []
+        for name, value in free.items():
+            self.free[name] = value[:size].repeat(2, *[1] * (value.dim() - 1)).requires_grad_()
+            median = self.sites[name](value.median(0).values).flatten()
+            self.names += (
+                [name] if len(median) == 1 else [f"{name}[{k}]" for k in range(len(median))]
+            )
+            medians.append(median)
+        self.median = torch.cat(medians)
+
+    def _program(self, *args: Any, **kwargs: Any) -> None:
+        """The guide with its continuous sites at these draws."""
+        guide, values = self.guide, {}
+        guide._create_plates(*args, **kwargs)
+        for name, transform in self.sites.items():
+            site = guide.prototype_trace.nodes[name]
+            value, dim = transform(self.free[name]), site["fn"].event_dim
+            density = transform.inv.log_abs_det_jacobian(value, self.free[name])
+            density = sum_rightmost(density, density.dim() - value.dim() + dim)
+            with ExitStack() as stack:
+                for frame in site["cond_indep_stack"]:
+                    stack.enter_context(guide.plates[frame.name])
+                values[name] = pyro.sample(name, Delta(value, density, event_dim=dim))
+        guide._draw_fields(values, guide._runs(values, int(torch.randint(2**62, ())), args, kwargs))
+
+    def scores(self) -> Tensor:
+        """``(2 K, d)``: of the posterior, at states of choices that are swept on."""
+        kind, number = TraceEnum_ELBO if self.guide._sums else Trace_ELBO, 2 * self.size
+        elbo = kind(number, max_plate_nesting=self.nesting, vectorize_particles=True)
+        args, kwargs = self.given
+        loss = elbo.differentiable_loss(self.guide.model, self._program, *args, **kwargs)
+        found = torch.autograd.grad(loss, [*self.free.values()])
+        return -number * torch.cat([part.reshape(number, -1) for part in found], 1).double()
+
+    @torch.no_grad()
+    def replicates(self) -> dict[str, "Replicates"]:
+        """Statistics of observed labels, and of labels drawn at each draw of the parameters."""
+        found: dict[str, list] = defaultdict(list)
+        (args, kwargs), model = self.given, poutine.uncondition(self.guide.model)
+        for k in range(self.size):
+            values = {
+                name: transform(self.free[name][k].view(self.shapes[name]))
+                for name, transform in self.sites.items()
+            }
+            with poutine.block():
+                trace = poutine.trace(poutine.condition(model, values)).get_trace(*args, **kwargs)
+            for name, field in fields_of(trace, self.guide._latents).items():
+                site, prefix = trace.nodes[field.site("y")], name[: -len("c")]
+                if "obs" in site["infer"]:
+                    both = [_statistics(field, y) for y in (site["infer"]["obs"], site["value"])]
+                    for what, *pair in zip(STATISTICS, *both, strict=True):
+                        found[prefix + what].append(pair)
+        tables = {what: torch.tensor(pairs, dtype=torch.double) for what, pairs in found.items()}
+        moments = {what: (*table.mean(0), table[:, 1].std()) for what, table in tables.items()}
+        return {what: Replicates(*map(float, parts)) for what, parts in moments.items()}
+
+
+STATISTICS = "neighbours that agree", "the commonest label"
+
+
+def _statistics(field: Field, labels: Tensor) -> tuple[float, float]:
+    """Shares of edges whose ends have one label, and of labels that are the commonest."""
+    hood, counts = field.prior.hood, labels.flatten().bincount()
+    of_nodes = labels.new_full((*labels.shape[:-1], hood.num_nodes), -1)
+    of_nodes[..., hood.restrict(field.observed).nodes] = labels
+    ends = of_nodes[..., hood.source], of_nodes[..., hood.target]
+    both = (ends[0] >= 0) & (ends[1] >= 0) & (hood.source != hood.target)
+    return (ends[0] == ends[1])[both].double().mean().item(), (counts.max() / counts.sum()).item()
