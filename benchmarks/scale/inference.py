@@ -5,11 +5,12 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -24,7 +25,8 @@ from pyro.infer.mcmc import RandomWalkKernel
 from pyro.optim import ClippedAdam
 from torch import Tensor
 
-from benchmarks.scale.of_readme import by_kernel_of_readme, by_readme, draws_of, of_members
+from benchmarks.scale import of_readme
+from benchmarks.scale.of_readme import draws_of
 from benchmarks.shared.records import Files, Records, command
 from benchmarks.shared.tables import (
     Cell,
@@ -139,27 +141,16 @@ def intervals(truth: dict[str, Tensor], draws: dict[str, Tensor]) -> dict[str, d
     return row
 
 
-#: What the README's program runs, and settings that take longer.
-OF_README: dict[str, Callable] = {
-    "Chains(), 1 particle, 200 steps": by_readme,
-    "Chains(5), 4 particles, 600 steps": METHODS["AutoNMM, chains, 600 steps"],
-    "the bound, 4 particles, 600 steps": lambda *given: by_svi(*given, "reward_to_go", 600, 0.995),
-    "FieldGibbs, 50 + 100 draws": by_kernel_of_readme,
-}
-
-
-def one_labelling(args, results: Records) -> None:
-    """Coverage of the README's program: kappa from its prior, one labelling, the same graph."""
-    model = partial(of_members, Club().hood)
-    for key in results.missing(
-        task="one labelling", method=[*OF_README], seed=range(args.num_sets)
-    ):
-        pyro.set_rng_seed(key["seed"])
-        truth = poutine.trace(model).get_trace().nodes
+def readme(args, results: Records) -> None:
+    """Coverage of the README's program: parameters from its priors, and what its check says."""
+    each = {"nodes": args.of_readme, "steps": args.steps, "seed": range(args.num_sets)}
+    for key in results.missing(task="readme", **each):
         start = time.process_time()
-        draws = OF_README[key["method"]](model, truth["y"]["value"], args)
-        found = intervals({"kappa": truth["kappa"]["value"]}, draws)
-        results.add(**key, seconds=time.process_time() - start, **found)
+        truth, guide, check = of_readme.run(key["nodes"], key["seed"], key["steps"])
+        row = {"seconds": time.process_time() - start, "converged": check.converged}
+        row |= {"fits": check.fits, "mixed": check.mixed, "shift": check.shift.abs().max().item()}
+        row |= {"width": check.width.log().abs().max().exp().item()}
+        results.add(**key, **row, **intervals(truth, draws_of(guide, None)))
 
 
 def attended(nodes: int, seed: int) -> tuple[Neighborhood, Tensor, Tensor]:
@@ -239,29 +230,36 @@ RANKED = "kappa", "beta"
 
 
 def coverage(files: Files) -> str:
-    shown = {"kappa": "log kappa", "beta": "beta"}
-    return held(frame(files["inference"], task="club"), shown, METHODS)
+    rows = frame(files["inference"], task="club")
+    return held(rows.assign(method=ordered(rows["method"], METHODS)), RANKED, ["method"])
+
+
+def coverage_of_readme(files: Files) -> str:
+    rows = frame(files["inference"], task="readme")
+    says = {"says converged": average("converged", ".0%"), "such labels": average("fits", ".0%")}
+    return held(rows, RANKED, ["nodes", "steps"], says)
 
 
 def coverage_of_one_labelling(files: Files) -> str:
-    rows = frame(files["inference"], task="one labelling")
-    return held(rows, {"kappa": "log kappa"}, OF_README)
+    """Of an earlier program of README, with kappa alone: stored rows."""
+    return held(frame(files["inference"], task="one labelling"), ["kappa"], ["method"])
 
 
-def held(rows: DataFrame, parameters: dict[str, str], methods: dict[str, Callable]) -> str:
-    """How often the 90 % intervals of each method hold the truth, and errors of the means."""
+def held(rows: DataFrame, parameters: Sequence[str], down: list[str], says: Any = None) -> str:
+    """How often 90 % intervals hold the truth, and errors of the means."""
     if rows.empty:
         return markdown([])
     cells: dict[str, Cell] = {"data sets": count}
-    for name, shown in parameters.items():
+    for name in parameters:
+        shown = {"kappa": "log kappa"}.get(name, name)
         truth = rows[f"{name}.truth"]
         inside = (rows[f"{name}.low"] < truth) & (truth < rows[f"{name}.high"])
         rows[f"{name} inside"] = inside.astype(float)
         rows[f"{name} error"] = (rows[f"{name}.mean"] - truth) ** 2
         cells[f"{shown}: in the interval"] = average(f"{name} inside", ".0%")
         cells[f"{shown}: rmse"] = average(f"{name} error", ".2f", of=lambda v: mean(v) ** 0.5)
-    cells["CPU seconds"] = average("seconds", ".1f")
-    return table(rows.assign(method=ordered(rows["method"], [*methods])), ["method"], cells)
+    cells |= says or {}
+    return table(rows, down, cells | {"CPU seconds": average("seconds", ".1f")})
 
 
 def beside_numpyro(files: Files) -> str:
@@ -292,17 +290,18 @@ def beside_numpyro(files: Files) -> str:
     return table(rows.assign(**names), ["nodes", "sampler"], cells)
 
 
-TABLES = coverage, coverage_of_one_labelling, beside_numpyro
+TABLES = coverage, coverage_of_readme, coverage_of_one_labelling, beside_numpyro
 OPTIONS = {
     "methods": ([*METHODS], "of the club"),
-    "num_sets": (100, "data sets, of club and one_labelling"),
+    "num_sets": (100, "data sets, of club and readme"),
+    "of_readme": ([34, 2000], "nodes, of readme"), "steps": ([600], "of readme"),
     "num_samples": (250, "draws after warm-up"), "warmup": (100, "steps of warm-up"),
     "sizes": ([100, 400, 1600], "nodes, of numpyro"),
     "repeats": (3, "data sets of each size, of numpyro"), "results": Path,
     "samplers": (SAMPLERS, "of numpyro"), "chains": (2, "of each data set, of numpyro"),
     "limit": (600.0, "CPU seconds of a chain, of numpyro"),
 }  # fmt: skip
-main = command(__doc__, [club, one_labelling, numpyro], **OPTIONS)
+main = command(__doc__, [club, readme, numpyro], **OPTIONS)
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.double)

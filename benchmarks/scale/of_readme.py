@@ -1,42 +1,56 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The README's program with a prior, as it stands there, and what it is fitted by."""
+"""The README's program with priors, character for character, on other graphs and labels."""
 
-from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pyro
-import pyro.distributions as dist
 import torch
-from pyro.infer import MCMC, SVI, Trace_ELBO
-from pyro.optim import Adam
+from pyro import poutine
 from torch import Tensor
+from torch_geometric.datasets import KarateClub
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs
-from pyro_nmm.models import nmm
+from pyro_nmm.guides import AutoNMM
+
+README = Path(__file__).parents[2] / "README.md"
+#: Before this line the program loads the karate club, after the next one it fits.
+MODEL, FIT = "fame = ", "guide = AutoNMM(model)"
 
 
-def of_members(hood: Neighborhood, y: Tensor | None = None) -> None:
-    """One labelling of the karate club by four labels."""
-    kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
-    alpha = kappa[..., None, None] * torch.full((34, 4), 0.25)
-    nmm(hood, alpha, torch.zeros(hood.num_edges), y, collapsed=True)
+def graph(nodes: int) -> Neighborhood:
+    """The karate club's, or a random one with six links a node."""
+    if nodes == 34:
+        return Neighborhood(KarateClub()[0].edge_index, nodes)
+    ends = torch.stack([torch.arange(nodes).repeat(3), torch.randint(nodes, (3 * nodes,))])
+    ends = ends[:, ends[0] != ends[1]]
+    return Neighborhood(torch.cat([ends, ends.flip(0)], 1), nodes)
 
 
-def by_readme(model: Callable, y: Tensor, args) -> dict[str, Tensor]:
+def run(nodes: int, seed: int, steps: int) -> tuple[dict[str, Tensor], AutoNMM, Any]:
+    """True parameters, the fitted guide, and what the program prints, for labels from its model.
+    ``steps`` stand in place of the program's number."""
+    program = README.read_text().split("```python\n")[2].split("```")[0]
+    imports, model, fit = (
+        program[: program.index("pyro.set_rng_seed")],
+        program[program.index(MODEL) : program.index(FIT)],
+        program[program.index(FIT) :],
+    )
+    printed: list = []
+    names: dict[str, Any] = {"print": printed.append}
+    exec(imports, names)
+    torch.set_default_dtype(torch.float)  # as in a new process
+    pyro.set_rng_seed(7)
+    names["hood"] = graph(nodes)
+    exec(model, names)
+    pyro.set_rng_seed(seed)
+    drawn = poutine.trace(names["model"]).get_trace(None).nodes
+    names["y"] = drawn["y"]["value"]
     pyro.clear_param_store()
-    guide = AutoNMM(model, estimator=Chains())
-    svi = SVI(model, guide, Adam({"lr": 0.05}), Trace_ELBO())
-    for _ in range(200):
-        svi.step(y)
-    return draws_of(guide, y)
-
-
-def by_kernel_of_readme(model: Callable, y: Tensor, args) -> dict[str, Tensor]:
-    mcmc = MCMC(FieldGibbs(model), num_samples=100, warmup_steps=50, disable_progbar=True)
-    mcmc.run(y)
-    return mcmc.get_samples()
+    exec(fit.replace("range(600)", f"range({steps})"), names)
+    return {name: drawn[name]["value"] for name in ("kappa", "beta")}, names["guide"], printed[0]
 
 
 def draws_of(guide: AutoNMM, labels: Tensor) -> dict[str, Tensor]:

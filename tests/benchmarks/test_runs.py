@@ -488,11 +488,9 @@ def of_chains(smaller, folder):
     return chains.main, none
 
 
-@study("club one_labelling --num-sets 1 --num-samples 20 --warmup 10 --methods kernel",
-       club=1, one_labelling=1)  # fmt: skip
+@study("club readme --num-sets 1 --num-samples 20 --warmup 10 --methods kernel --steps 5 "
+       "--of-readme 34", club=1, readme=1)  # fmt: skip
 def posteriors(smaller, folder):
-    smaller(inference, OF_README={"kernel": inference.by_kernel})
-
     def check(rows):
         assert all(row["kappa"]["low"] <= row["kappa"]["mean"] <= row["kappa"]["high"]
                    for row in rows)  # fmt: skip
