@@ -30,17 +30,20 @@ test-slow test-benchmarks quick portable coverage: export OMP_NUM_THREADS = 1
 NUMERICS = tests/distributions tests/models/test_consensus.py \
 	tests/core/test_diagnostics.py tests/core/test_doctests.py tests/core/test_edge_products.py
 
-.PHONY: demo test test-slow test-benchmarks docs quick portable coverage floor newest extras lint benchmarks clean
+# The longest first.
+DEMO = crowds few_labels node_classification annotators ising karate borrowed_label
 
+.PHONY: always demo test test-slow test-benchmarks docs quick portable coverage floor newest extras lint benchmarks clean
+
+# Two programs at once, each on one thread, after the first; what they print is kept beside their pictures.
 demo: $(STAMP)
-	$(BIN)/python examples/pyro_program.py
-	$(BIN)/python examples/borrowed_label.py --output output/borrowed_label.png
-	$(BIN)/python examples/few_labels.py --output output/few_labels.png
-	$(BIN)/python examples/karate.py --output output/karate.png
-	$(BIN)/python examples/node_classification.py --output output/digits.png
-	$(BIN)/python examples/ising.py --output output/ising.png
-	$(BIN)/python examples/annotators.py --output output/annotators.png
-	$(BIN)/python examples/crowds.py --output output/crowds.png
+	OMP_NUM_THREADS=1 $(BIN)/python examples/pyro_program.py
+	OMP_NUM_THREADS=1 $(MAKE) --jobs 2 $(DEMO:%=output/%.png)
+
+output/%.png: examples/%.py $(STAMP) always
+	@mkdir -p output
+	@$(BIN)/python $< --output $@ > output/$*.txt
+	@echo "== $<" && cat output/$*.txt
 
 test: lint quick
 

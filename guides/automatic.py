@@ -200,7 +200,7 @@ class AutoNMM(AutoGuide):
             self.chains = chains
         # The model comes next. Its networks see the dropout masks that the guide's runs saw.
         self._after = seed, torch.get_rng_state()
-        torch.manual_seed(seed)
+        _seed(seed)
         return values
 
     def _default_guide(self) -> Callable[[Callable], AutoGuide]:
@@ -235,7 +235,7 @@ class AutoNMM(AutoGuide):
             with ExitStack() as stack:
                 stack.enter_context(poutine.block())
                 stack.enter_context(torch.random.fork_rng(devices))
-                torch.manual_seed(seed)
+                _seed(seed)
                 given = poutine.condition(model, data=indices | values | more)
                 if reveal:
                     stack.enter_context(through_blocks())
@@ -415,6 +415,13 @@ class _Named(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         msg["name"] = beside(self.name, msg["name"])
+
+
+def _seed(seed: int) -> None:
+    # torch.manual_seed formats a stack for every kind of device that is not initialised.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 def _of_field(site: Any) -> bool:

@@ -42,6 +42,9 @@ from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs
 from pyro_nmm.models import nmm
 from pyro_nmm.ops.diagnostics import effective_size
 
+RANKED = "kappa", "beta"
+#: Guides of many parameters.
+GUIDES = {"covariance": AutoMultivariateNormal, "no correlations": AutoNormal}
 #: Motions on which the members of the karate club vote.
 NUM_MOTIONS = 30
 
@@ -153,6 +156,56 @@ def readme(args, results: Records) -> None:
         results.add(**key, **row, **intervals(truth, draws_of(guide, None)))
 
 
+def sweeps(args, results: Records) -> None:
+    """The README's program with other numbers of sweeps."""
+    each = {"nodes": args.of_readme, "sweeps": args.sweeps, "seed": range(args.repeats)}
+    for key in results.missing(task="sweeps", **each):
+        start = time.process_time()
+        options = f", estimator=Chains({key['sweeps']})"
+        *_, check = of_readme.run(key["nodes"], key["seed"], args.steps[0], options)
+        row = {"seconds": time.process_time() - start}
+        for k, name in enumerate(RANKED):
+            row[name] = {"shift": check.shift[k].item(), "width": check.width[k].item()}
+        results.add(**key, **row)
+
+
+class Weighted:
+    """A labelling of four labels whose attention weighs ``number`` features of edges."""
+
+    def __init__(self, nodes: int, number: int) -> None:
+        self.hood = of_readme.graph(nodes)
+        self.features = torch.randn(number, self.hood.num_edges)
+
+    def model(self, y: Tensor | None = None) -> None:
+        betas = pyro.sample("betas", dist.Normal(0.0, 0.5).expand([len(self.features)]).to_event(1))
+        alpha = torch.full((self.hood.num_nodes, 4), 0.1)
+        nmm(self.hood, alpha, betas @ self.features, y, collapsed=True)
+
+
+def many(args, results: Records) -> None:
+    """Guides of many parameters, with and without their correlations."""
+    each = {"parameters": args.parameters, "seed": range(args.repeats)}
+    for key in results.missing(task="many", guide=[*GUIDES], **each):
+        pyro.set_rng_seed(key["seed"])
+        torch.set_default_dtype(torch.float)
+        program = Weighted(args.of_readme[-1], key["parameters"])
+        drawn = poutine.trace(program.model).get_trace().nodes
+        y, truth = (drawn[name]["value"] for name in ("y", "betas"))
+        pyro.clear_param_store()
+        start, guide = time.process_time(), AutoNMM(program.model, GUIDES[key["guide"]])
+        elbo = Trace_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
+        svi = SVI(program.model, guide, ClippedAdam({"lr": 0.1, "lrd": 0.995}), elbo)
+        for _ in range(args.steps[0]):
+            svi.step(y)
+        with torch.no_grad():
+            draws = torch.stack([guide.parents(y)["betas"] for _ in range(1000)])
+        low, high = draws.quantile(torch.tensor([0.05, 0.95]), 0)
+        inside = ((low < truth) & (truth < high)).double().mean().item()
+        error = (draws.mean(0) - truth).square().mean().item()
+        row = {"inside": inside, "error": error, "seconds": time.process_time() - start}
+        results.add(**key, **row)
+
+
 def attended(nodes: int, seed: int) -> tuple[Neighborhood, Tensor, Tensor]:
     """Six sources a node with itself, a feature of each edge, and a labelling of three labels."""
     pyro.set_rng_seed(seed)
@@ -226,9 +279,6 @@ def numpyro(args, results: Records) -> None:
         results.add(**key, **row)
 
 
-RANKED = "kappa", "beta"
-
-
 def coverage(files: Files) -> str:
     rows = frame(files["inference"], task="club")
     return held(rows.assign(method=ordered(rows["method"], METHODS)), RANKED, ["method"])
@@ -238,6 +288,21 @@ def coverage_of_readme(files: Files) -> str:
     rows = frame(files["inference"], task="readme")
     says = {"says converged": average("converged", ".0%"), "such labels": average("fits", ".0%")}
     return held(rows, RANKED, ["nodes", "steps"], says)
+
+
+def sweeps_of_readme(files: Files) -> str:
+    rows = frame(files["inference"], task="sweeps")
+    cells: dict[str, Cell] = {"data sets": count}
+    for name in RANKED:
+        cells[f"{name}: width wanted"] = average(f"{name}.width", ".2f")
+    return table(rows, ["nodes", "sweeps"], cells | {"CPU seconds": average("seconds", ".1f")})
+
+
+def many_parameters(files: Files) -> str:
+    cells: dict[str, Cell] = {"data sets": count, "in the interval": average("inside", ".0%")}
+    cells |= {"rmse": average("error", ".3f", of=lambda v: mean(v) ** 0.5)}
+    cells |= {"CPU seconds": average("seconds", ".1f")}
+    return table(frame(files["inference"], task="many"), ["parameters", "guide"], cells)
 
 
 def coverage_of_one_labelling(files: Files) -> str:
@@ -290,18 +355,23 @@ def beside_numpyro(files: Files) -> str:
     return table(rows.assign(**names), ["nodes", "sampler"], cells)
 
 
-TABLES = coverage, coverage_of_readme, coverage_of_one_labelling, beside_numpyro
+TABLES = (
+    coverage, coverage_of_readme, sweeps_of_readme, many_parameters, coverage_of_one_labelling,
+    beside_numpyro,
+)  # fmt: skip
 OPTIONS = {
     "methods": ([*METHODS], "of the club"),
     "num_sets": (100, "data sets, of club and readme"),
-    "of_readme": ([34, 2000], "nodes, of readme"), "steps": ([600], "of readme"),
+    "of_readme": ([34, 2000], "nodes, of readme and sweeps; many has the last"),
+    "steps": ([600], "of readme; the others have the first"),
     "num_samples": (250, "draws after warm-up"), "warmup": (100, "steps of warm-up"),
     "sizes": ([100, 400, 1600], "nodes, of numpyro"),
-    "repeats": (3, "data sets of each size, of numpyro"), "results": Path,
+    "sweeps": [1, 5, 10, 20], "parameters": ([25, 50, 100], "of many"),
+    "repeats": (3, "data sets of each line, of numpyro, sweeps and many"), "results": Path,
     "samplers": (SAMPLERS, "of numpyro"), "chains": (2, "of each data set, of numpyro"),
     "limit": (600.0, "CPU seconds of a chain, of numpyro"),
 }  # fmt: skip
-main = command(__doc__, [club, readme, numpyro], **OPTIONS)
+main = command(__doc__, [club, readme, sweeps, many, numpyro], **OPTIONS)
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.double)

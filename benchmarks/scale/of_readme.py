@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.datasets import KarateClub
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.guides import AutoNMM
+from pyro_nmm.guides import AutoNMM, Chains
 
 README = Path(__file__).parents[2] / "README.md"
 #: Before this line the program loads the karate club, after the next one it fits.
@@ -29,9 +29,11 @@ def graph(nodes: int) -> Neighborhood:
     return Neighborhood(torch.cat([ends, ends.flip(0)], 1), nodes)
 
 
-def run(nodes: int, seed: int, steps: int) -> tuple[dict[str, Tensor], AutoNMM, Any]:
+def run(
+    nodes: int, seed: int, steps: int = 600, options: str = ""
+) -> tuple[dict[str, Tensor], AutoNMM, Any]:
     """True parameters, the fitted guide, and what the program prints, for labels from its model.
-    ``steps`` stand in place of the program's number."""
+    ``steps`` stand in place of the program's number; ``options`` are of ``AutoNMM``."""
     program = README.read_text().split("```python\n")[2].split("```")[0]
     imports, model, fit = (
         program[: program.index("pyro.set_rng_seed")],
@@ -49,7 +51,9 @@ def run(nodes: int, seed: int, steps: int) -> tuple[dict[str, Tensor], AutoNMM, 
     drawn = poutine.trace(names["model"]).get_trace(None).nodes
     names["y"] = drawn["y"]["value"]
     pyro.clear_param_store()
-    exec(fit.replace("range(600)", f"range({steps})"), names)
+    fit = fit.replace("range(600)", f"range({steps})").replace(FIT, f"{FIT[:-1]}{options})")
+    names["Chains"] = Chains
+    exec(fit, names)
     return {name: drawn[name]["value"] for name in ("kappa", "beta")}, names["guide"], printed[0]
 
 
