@@ -120,10 +120,11 @@ def check_fit(
 ) -> FitCheck:
     r"""Whether a fit has converged, its chains mix, and its model makes such labels.
 
-    New chains, two at each of ``num_draws`` draws of the guide, give the scores of the posterior.
-    By them, one step of Newton's method to the best guide would move the means by ``shift`` and
-    change the widths. Then labels are drawn anew from the model: neighbours should agree as often
-    as in the data, and the commonest label should be as common.
+    New chains, two at each of ``num_draws`` draws :math:`\theta` of the guide, give the scores
+    :math:`\nabla \log p(y, \theta)` of the posterior. By these, one step of Newton's method to
+    the best guide would move the means by ``shift`` and change the widths. Then labels are drawn
+    anew from the model: neighbours should agree as often as in the data, and the commonest label
+    should be as common.
 
     >>> import pyro
     >>> import pyro.distributions as dist

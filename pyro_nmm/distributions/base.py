@@ -44,9 +44,9 @@ class GraphDistribution(TorchDistribution):
 
     def _plain(self, value: Tensor) -> tuple[Tensor, frozenset]:
         """A validated value and its provenance."""
+        (value,), provenance = untracked(value)
         if self._validate_args:
             self._validate_sample(value)
-        (value,), provenance = untracked(value)
         return value, provenance
 
     def _labels(self, value: Tensor) -> Tensor:

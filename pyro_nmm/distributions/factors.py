@@ -163,7 +163,8 @@ class ChosenLabels(GraphDistribution):
 
     def log_terms(self, value: Tensor) -> Tensor:
         """``(..., n)``: of each label given those before. Terms of a source make its factor."""
-        (choices, value), provenance = untracked(self.choices, self._labels(value))
+        (choices, value), provenance = untracked(self.choices, value)
+        value = self._labels(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         # A Pólya urn, because differences of two lgamma lose all digits at large alpha. Labels are
         # exchangeable: it takes them in the order of their nodes.

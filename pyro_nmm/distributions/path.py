@@ -63,7 +63,7 @@ def path_likelihood(
         draw = draw or draw_entries(rows, scaled, uniforms_of(rows, size))
         slope = torch.zeros((), dtype=torch.double)
         for _ in range(num_sweeps):
-            draw = sweep(rows, scaled, draw, uniforms_of(rows, 1, size)).draw
+            draw, *_ = sweep(rows, scaled, draw, uniforms_of(rows, 1, size))
             slope = slope + slope_of(rows, scaled, draw) / num_sweeps
         slopes.append(slope)
     down, up = torch.stack(slopes, -1).view(len(start), num_chains, 2, num_points).unbind(2)
