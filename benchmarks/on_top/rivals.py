@@ -39,6 +39,7 @@ from benchmarks.on_top.data import (
     stopped_early,
     trained,
 )
+from benchmarks.shared import graphs
 from benchmarks.shared.training import steps
 from pyro_nmm.models import PooledScores, StackedNMM, temperature_scaling
 
@@ -141,10 +142,10 @@ def recalibrated(make: Callable[[Tensor], Tensor], data: Data) -> Fitted:
 
 
 def smoothed(data: Data, start: Tensor, known: Tensor, first: float, second: float) -> Tensor:
-    """PyG's Correct and Smooth (Huang et al. 2021) of some probabilities, given known labels."""
-    smoother, labels = CorrectAndSmooth(50, first, 50, second, autoscale=True), data.y[known]
-    probs = smoother.correct(start, labels, known, data.edge_index).nan_to_num().clamp(min=0)
-    probs = smoother.smooth(probs, labels, known, data.edge_index).clamp(min=1e-9)
+    """Correct and Smooth of some probabilities, given known labels."""
+    smoother = CorrectAndSmooth(50, first, 50, second, autoscale=True)
+    probs = graphs.correct_and_smooth(smoother, start, data.y, known, data.edge_index)
+    probs = probs.clamp(min=1e-9)
     return probs / probs.sum(-1, keepdim=True)
 
 

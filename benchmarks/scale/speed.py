@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, dropout, l1_loss, one_hot
 from torch_geometric.nn import GCN, CorrectAndSmooth
 
+from benchmarks.shared.graphs import correct_and_smooth
 from benchmarks.shared.records import Records
 from benchmarks.shared.timing import citation_like, in_a_process, in_turn, peak_memory, timed
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional, compiled
@@ -79,13 +80,13 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tu
     post = mix.condition(y, train, num_samples=64) if query in OF_POSTERIOR else None
     tenth, some = part < 0.1, (part - 0.2).abs() < 0.025
     more, smoother = (hood, scores, y, tenth), CorrectAndSmooth(50, 0.8, 50, 0.8)
-    seen, probs = (y[tenth], tenth, torch.stack([hood.source, hood.target])), scores.softmax(-1)
-    smooth, whole = "Correct and Smooth, 10 % known", "StackedNMM.fit, posterior, 10 % + 5 %"
+    seen, probs = (y, tenth, torch.stack([hood.source, hood.target])), scores.softmax(-1)
+    smooth, whole = "Correct and Smooth on CSR, 10 % known", "StackedNMM.fit, posterior, 10 % + 5 %"
     found = {
         "pooled": ("StackedNMM.fit, 2 % + 2 %", lambda: StackedNMM(num_classes).fit(*given)),
         "condition": ("condition, 64 samples", lambda: mix.condition(y, train, 64)),
         "log_likelihood": (joint, lambda: mix.log_likelihood(y, test, num_particles=16)),
-        "smooth": (smooth, lambda: smoother.smooth(smoother.correct(probs, *seen), *seen)),
+        "smooth": (smooth, lambda: correct_and_smooth(smoother, probs, *seen)),
         "known": (whole, lambda: StackedNMM(num_classes).fit(*more, some).posterior(*more)),
         "marginals": ("marginals", lambda: post.marginals()),
         "pairwise": ("pairwise of 1,000 pairs", lambda: post.pairwise(pairs)),

@@ -30,6 +30,7 @@ from torch_geometric.nn import GCN, CorrectAndSmooth
 from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
 
 from benchmarks.nodes import node_scores
+from benchmarks.shared import graphs
 from benchmarks.shared.records import RESULTS, Records, command
 from benchmarks.shared.timing import in_a_process, peak_memory, timed
 from benchmarks.shared.training import descend
@@ -177,13 +178,12 @@ def label_spreading(table: Table) -> np.ndarray:
 
 
 def correct_and_smooth(table: Table) -> Tensor:
-    """PyG's (Huang et al. 2021): settings and temperature by the folds' held-out rows."""
+    """Settings and temperature by the folds' held-out rows."""
     y, truth = torch.from_numpy(table.labels), table.held_out(table.parts)[1]
 
     def smoothed(first: float, second: float, start: Tensor, known: np.ndarray) -> Tensor:
         smoother, mask = CorrectAndSmooth(50, first, 50, second), torch.from_numpy(known)
-        probs = smoother.correct(start.softmax(1), y[mask], mask, table.edges).nan_to_num()
-        probs = smoother.smooth(probs.clamp(min=0), y[mask], mask, table.edges)
+        probs = graphs.correct_and_smooth(smoother, start.softmax(1), y, mask, table.edges)
         return probs.clamp(min=1e-9).log()
 
     def tried(first: float, second: float) -> tuple[float, Tensor]:

@@ -14,6 +14,7 @@ from graphs import house, to_hood
 from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
+from torch_geometric.nn import CorrectAndSmooth
 from torch_geometric.utils import index_to_mask, to_dense_adj
 
 import benchmarks.links.run as links
@@ -23,6 +24,7 @@ from benchmarks.links.data import link_split
 from benchmarks.links.run import Problem
 from benchmarks.nodes import spn
 from benchmarks.on_top import rivals, stages
+from benchmarks.shared.graphs import correct_and_smooth
 from pyro_nmm import NeighborMixture
 from pyro_nmm.models import Annotators, grid_edges, temperature_scaling
 from pyro_nmm.sparse import identity
@@ -73,6 +75,16 @@ def test_joint_likelihood_of_a_mixture():
     sure = F.one_hot(y, 3) * 1e3
     two = stages.mixture(torch.stack([sure, sure.roll(1, 1)]).float(), data)["joint"]
     assert two == pytest.approx(-math.log(2) / int((~held).sum()))
+
+
+def test_correct_and_smooth_on_a_matrix():
+    """Is that of PyG on an edge index, which need not have both directions."""
+    edges, known = torch.randint(60, (2, 300)).unique(dim=1), torch.rand(60) < 0.3
+    probs, y = torch.randn(60, 4).softmax(-1), torch.randint(4, (60,))
+    smoother = CorrectAndSmooth(20, 0.8, 20, 0.7)
+    seen = y[known], known, edges
+    by_index = smoother.smooth(smoother.correct(probs, *seen).clamp(min=0), *seen)
+    torch.testing.assert_close(correct_and_smooth(smoother, probs, y, known, edges), by_index)
 
 
 @pytest.mark.parametrize("kind", ["gcn", "gat", "mlp"])
