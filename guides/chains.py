@@ -290,7 +290,7 @@ class Chains(nn.Module):
         if len(q.event_shape) == 1:
             rows.last_edges.put((value, shape), (numbers, None))
         draws = [q.draw_of(state, shape) for state in drawn]
-        return value, (shape, rows, draws, shares / counted)
+        return value, (shape, rows, draws, shares.div_(counted))
 
     def _states(
         self, old: Tensor | None, full: list[int], event: tuple[int, int], device: torch.device

@@ -52,11 +52,11 @@ class Field:
         nmm(*self.of(kappa, pyro.sample("beta", dist.Normal(0.0, 2.0))), y, collapsed=True)
 
 
-def labelled(key: dict) -> tuple[Field, Tensor]:
+def labelled(key: dict, kappa: float = KAPPA) -> tuple[Field, Tensor]:
     """A field and one labelling by the true kappa and beta."""
     pyro.set_rng_seed(key["seed"])
     field = Field(key["nodes"], key["nodes"] * NUM_LINKS // NUM_NODES, key["labels"])
-    return field, NeighborMixture(*field.of(torch.tensor(KAPPA), torch.tensor(BETA))).sample()
+    return field, NeighborMixture(*field.of(torch.tensor(kappa), torch.tensor(BETA))).sample()
 
 
 def parents(args, results: Records) -> None:
@@ -92,16 +92,17 @@ def parents(args, results: Records) -> None:
 def variance(args, results: Records) -> None:
     """Of the gradient of log p(y) by beta, at the true parameters: with the choices of chains, and
     less their control variate. Latent labels have normal observations of standard deviation 1."""
-    each = {"nodes": args.sizes, "latent": [False, True], "code": ["loops", "two blocks"]}
+    each = {"kappa": args.kappas, "nodes": args.sizes, "latent": [False, True]}
+    each |= {"code": ["loops", "two blocks"]}
     for key in results.missing(task="variance", seed=range(args.num_seeds), **each):
         if key["code"] == "two blocks":  # of devices, here on the processor
             runs = mock.patch.object(compiled, "DEVICES", set())
         else:
             runs = nullcontext()
         with runs:
-            field, y = labelled(key | {"labels": 3})
+            field, y = labelled(key | {"labels": 3}, key["kappa"])
             beta = torch.tensor(BETA, requires_grad=True)
-            mix = NeighborMixture(*field.of(torch.tensor(KAPPA), beta))
+            mix = NeighborMixture(*field.of(torch.tensor(key["kappa"]), beta))
             seen = dist.Normal(torch.arange(3.0), 1.0).log_prob(y[:, None] + torch.randn(len(y), 1))
             q = mix.latents(seen) if key["latent"] else mix.choices(y)
             value, found = q.sweep(q.sample(), 50), []
@@ -142,7 +143,7 @@ def chains_variance(files: Files) -> str:
     cells |= {"of choices": average("choices", ",.1f")}
     cells |= {"of probabilities": average("probabilities", ",.2f")}
     cells |= {"ratio": average("ratio", ".1f", of=median)}
-    return tables.table(rows, ["nodes", "labels", "code"], cells)
+    return tables.table(rows, ["kappa", "nodes", "labels", "code"], cells)
 
 
 TABLES = chains_parents, chains_variance
@@ -154,6 +155,7 @@ OPTIONS = {
 }
 OPTIONS |= {"nodes": NUM_NODES, "num_seeds": 1, "results": RESULTS / "chains.jsonl"}
 OPTIONS |= {"sizes": ([34, 1600, 20_000], "nodes, of variance")}
+OPTIONS |= {"kappas": ([0.4, 4.0], "concentrations, of variance")}
 OPTIONS |= {"num_gradients": (1000, "of each line of variance")}
 main = command(__doc__, (parents, variance), **OPTIONS)
 

@@ -233,22 +233,25 @@ class Conditional(GraphDistribution):
         self, value: Tensor, num_sweeps: int, num_before: int = 0
     ) -> tuple[Tensor, tuple[Size, Neighborhood, list[Draw], Tensor]]:
         """As :meth:`sweep`, and what :meth:`control` is of, after ``num_before`` sweeps more."""
-        if num_before:
-            value = self.sweep(value, num_before)
         shape, on_processor = self._shape_of(value), compiled.runs_on(self.hood.device)
         rows = self.rows if on_processor else self.observed_rows
         dtype = torch.double if on_processor else self.logits.dtype
         shares = torch.zeros(shape.numel(), rows.num_edges, dtype=dtype, device=rows.device)
         if on_processor:
-            drawn = [self._states(value, shape, rows)]
+            draw = self._states(value, shape, rows)
+            drawn = [self._swept(draw, shape, num_before) if num_before else draw]
             for _ in range(num_sweeps):
                 drawn.append(self._swept(drawn[-1], shape, 1, shares))
             value = self._columns(drawn[-1], shape)
         else:
-            states = self.continued(self.numbers(value, shape), shape, num_sweeps, shares)
+            numbers = self.numbers(value, shape)
+            if num_before:
+                (numbers,) = self.continued(numbers, shape, num_before)
+            states = self.continued(numbers, shape, num_sweeps, shares)
             value = self.values_of(states[-1]).view(*shape, *self.event_shape)
             drawn = [self.draw_of(numbers, shape) for numbers in states]
-        return value, (shape, rows, drawn[-num_sweeps:], shares / num_sweeps)
+        shares = shares.div_(num_sweeps).to(self.logits.dtype)
+        return value, (shape, rows, drawn[-num_sweeps:], shares)
 
     def draw_of(self, numbers: Tensor, shape: Size) -> Draw:
         """Edges and labels of entries of observed rows."""
@@ -276,7 +279,7 @@ class Conditional(GraphDistribution):
         if rows is not self.hood:
             logits = logits.index_select(-1, rows.edge)
         logits = logits.clamp(min=torch.finfo(logits.dtype).min)  # of edges that are switched off
-        surplus = shares.neg().to(logits).scatter_(1, drawn[-1].edges, 1.0, reduce="add")
+        surplus = shares.neg().scatter_(1, drawn[-1].edges, 1.0, reduce="add")
         found = (surplus * logits).sum(-1)
         if len(drawn) > 1:
             edges, labels = (torch.stack([draw[k] for draw in drawn]) for k in range(2))

@@ -484,7 +484,7 @@ def of_epochs(smaller, folder):
 
 
 @study("parents variance --nodes 200 --steps 3 --labels 2 --sizes 34 --num-gradients 9",
-       parents=3, variance=4)  # fmt: skip
+       parents=3, variance=8)  # fmt: skip
 def of_chains(smaller, folder):
     return chains.main, none
 
