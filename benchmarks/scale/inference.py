@@ -39,6 +39,7 @@ from benchmarks.shared.tables import (
 )
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs
+from pyro_nmm.guides.fit_check import MOST_SHIFT, MOST_WIDTH
 from pyro_nmm.models import nmm
 from pyro_nmm.ops.diagnostics import effective_size
 
@@ -286,6 +287,8 @@ def coverage(files: Files) -> str:
 
 def coverage_of_readme(files: Files) -> str:
     rows = frame(files["inference"], task="readme")
+    if not rows.empty:  # the first rows were of a rule that allowed for the errors
+        rows["converged"] = (rows["shift"] <= MOST_SHIFT) & (rows["width"] <= MOST_WIDTH)
     says = {"says converged": average("converged", ".0%"), "such labels": average("fits", ".0%")}
     return held(rows, RANKED, ["nodes", "steps"], says)
 
