@@ -282,7 +282,7 @@ def numpyro(args, results: Records) -> None:
 
 def coverage(files: Files) -> str:
     rows = frame(files["inference"], task="club")
-    return held(rows.assign(method=ordered(rows["method"], METHODS)), RANKED, ["method"])
+    return held(rows.assign(method=ordered(rows["method"], [*METHODS])), RANKED, ["method"])
 
 
 def coverage_of_readme(files: Files) -> str:

@@ -260,9 +260,7 @@ class Conditional(GraphDistribution):
         (labels,), _ = untracked(flatten(self.data_of(self.observed_rows), shape))
         return Draw(numbers, labels.expand_as(numbers))
 
-    def control(
-        self, shape: Size, rows: Neighborhood, drawn: list[Draw], shares: Tensor
-    ) -> Tensor:  # fmt: skip
+    def control(self, shape: Size, rows: Neighborhood, drawn: list[Draw], shares: Tensor) -> Tensor:
         r"""``(*shape)``: the control variate of the last of ``S`` states :math:`c^{(s)}`,
 
         .. math::
