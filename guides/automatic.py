@@ -199,17 +199,25 @@ class AutoNMM(AutoGuide):
         self._create_plates(*args, **kwargs)
         values = dict(self.parents(*args, **kwargs)) if self._has_parents else {}
         seed = int(torch.randint(2**62, ()))
-        run, chains = self._runs(values, seed, args, kwargs), self.chains
-        if consumer(*PREDICTIVE):  # which has new chains, beside those of the fit
-            self.chains = nn.ModuleDict()
-        try:
+        run = self._runs(values, seed, args, kwargs)
+        with self.new_chains(self.estimator) if consumer(*PREDICTIVE) else nullcontext():
             self._draw_fields(values, run)
-        finally:
-            self.chains = chains
         # The model comes next. Its networks see the dropout masks that the guide's runs saw.
         self._after = seed, torch.get_rng_state()
         _seed(seed)
         return values
+
+    @contextmanager
+    def new_chains(self, estimator: str | Chains) -> Iterator[None]:
+        """New chains of an estimator beside those of the fit, which stay as they were."""
+        kept = self.chains, self.estimator, self._data, self._rows
+        del self.estimator  # no name can take the place of a module
+        self.chains, self.estimator, self._rows = nn.ModuleDict(), estimator, None
+        try:
+            yield
+        finally:
+            del self.estimator
+            self.chains, self.estimator, self._data, self._rows = kept
 
     def _default_guide(self) -> Callable[[Callable], AutoGuide]:
         sites = [site for _, site in self._continuous]

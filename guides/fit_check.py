@@ -10,9 +10,10 @@ scores :math:`g(\theta) = \nabla \log p(y, \theta)` of its own draws :math:`\the
 
     E[L^T g] = 0, \qquad E[L^T g \, x^T] = -I ,
 
-the gradients of the bound by :math:`m` and :math:`L`. A least-squares line of :math:`L^T g` over
-:math:`x` has the first as its intercept and the second as its slope. By Fisher's identity chains
-of choices have the score of :math:`\log p(y \mid \theta)`.
+the gradients of the bound by :math:`m` and :math:`L`. A least-squares plane of :math:`L^T g` over
+:math:`x` has the first as its intercept and the second as its slope, so that Newton's method goes
+from the one by the other. By Fisher's identity chains of choices have the score of :math:`\log p(y
+\mid \theta)`.
 """
 
 import math
@@ -27,10 +28,11 @@ from pyro.distributions import Delta
 from pyro.distributions.util import sum_rightmost
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.ops.stats import split_gelman_rubin
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_nmm.arguments import check_integers
+from pyro_nmm.fitting import with_gradients
 from pyro_nmm.guides.automatic import MOST_CORRELATED, AutoNMM
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.program import Field, fields_of
@@ -114,6 +116,7 @@ class FitCheck(NamedTuple):
         return "\n".join(lines)
 
 
+@with_gradients
 def check_fit(
     guide: AutoNMM,
     *args: Any,
@@ -147,7 +150,8 @@ def check_fit(
     False
 
     Widths of a guide without correlations are those given all other numbers, so that too narrow
-    marginals pass. The guide's chains are left as they were. See ``FitCheck`` for what is returned.
+    marginals pass. The guide's chains are left as they were; networks are in the mode that they
+    have. See ``FitCheck`` for what is returned.
 
     :param args, kwargs: of the model.
     :param int num_draws: of the guide; errors fall with the root of it.
@@ -164,29 +168,35 @@ def check_fit(
         raise ValueError("guide has made no step: fit it before check_fit")
     if not guide._continuous:
         raise ValueError("model has no continuous sites, so that its guide has nothing to learn")
-    draws, kept = _Draws(guide, args, kwargs, num_draws), (guide.chains, guide.estimator)
-    guide.chains, guide.estimator = nn.ModuleDict(), Chains(num_sweeps)
-    try:
+    draws = _Draws(guide, args, kwargs, num_draws)
+    with guide.new_chains(Chains(num_sweeps)):
         scores = torch.stack([draws.scores() for _ in range(num_rounds)])
-    finally:
-        guide.chains, guide.estimator = kept
     pairs = scores.unflatten(1, (2, -1)).transpose(0, 1)  # (2, T, K, d)
     r_hat = split_gelman_rubin(pairs, chain_dim=0, sample_dim=1).square().mean(0).sqrt()
-    x, root = draws.x, draws.root
-    g = pairs.mean((0, 1)) @ root
-    centered = x - x.mean(0)
-    slope = (centered * g).mean(0) / centered.square().mean(0)
-    start = g.mean(0) - slope * x.mean(0)
-    error = ((g - start - slope * x).square().sum(0) / (num_draws - 2) / num_draws).sqrt()
-    # A step by the guide's own covariance. Where the posterior looks flat, widths grow tenfold.
-    square, sd = root.square(), root.square().sum(1).sqrt()
-    precision = (-slope).clamp(min=0.01)
-    variance = square @ (1 / precision)
+    r_hat = r_hat.nan_to_num(1.0)  # of scores that no choice changes
+    x, root, g = draws.x, draws.root, pairs.mean((0, 1)) @ draws.root
+    # One slope by all numbers where there are draws enough: a ridge has a long way to go.
+    inputs = torch.cat([torch.ones_like(x[:, :1]), x], 1)
+    if 4 * inputs.shape[1] <= num_draws:
+        line = torch.linalg.lstsq(inputs, g).solution
+        residual = g - inputs @ line
+        start, slope = line[0], line[1:]
+    else:
+        centered = x - x.mean(0)
+        slope = ((centered * g).mean(0) / centered.square().mean(0)).diag()
+        start = g.mean(0) - x.mean(0) @ slope
+        residual = g - start - x @ slope
+    error = (residual.square().sum(0) / (num_draws - 2) / num_draws).sqrt()
+    values, vectors = torch.linalg.eigh(-(slope + slope.T) / 2)
+    # Where the posterior looks flat, a step is at most a hundred times as long.
+    newton = root @ (vectors / values.clamp(min=0.01)) @ vectors.T
+    precision, square = (-slope.diag()).clamp(min=0.01), root.square()
+    variance, sd = square @ (1 / precision), square.sum(1).sqrt()
     return FitCheck(
         draws.names,
         draws.median,
-        root @ start / sd,
-        (square @ error.square()).sqrt() / sd,
+        newton @ start / sd,
+        (newton.square() @ error.square()).sqrt() / sd,
         variance.sqrt() / sd,
         square @ (error / precision.square()) / variance / 2,
         r_hat,
@@ -200,6 +210,12 @@ class _Draws:
     def __init__(self, guide: AutoNMM, args: tuple, kwargs: dict, size: int) -> None:
         self.guide, self.given, self.size = guide, (args, kwargs), size
         sites = dict(guide._continuous)
+        frames = {f.name: f for site in sites.values() for f in site["cond_indep_stack"]}
+        if part := [name for name, f in frames.items() if (f.full_size or f.size) > f.size]:
+            raise ValueError(
+                f"plates {part} subsample continuous sites, of which each call sees others: "
+                f"give the program all elements, by a plate without subsample_size"
+            )
         self.sites = {name: biject_to(site["fn"].support) for name, site in sites.items()}
         self.shapes = {k: self.sites[k].inv(site["value"]).shape for k, site in sites.items()}
         self.nesting = max(guide._depths, default=0)
@@ -211,6 +227,8 @@ class _Draws:
                 values = guide.parents(*args, **kwargs)
         free = {name: transform.inv(values[name]) for name, transform in self.sites.items()}
         flat = torch.cat([value.reshape(number, -1) for value in free.values()], 1).double()
+        if (flat == flat[0]).all(0).any():
+            raise ValueError("guide has no widths, as AutoDelta: there is no posterior to check")
         covariance = flat.T.cov() if 1 < width <= MOST_CORRELATED else flat.var(0).diag()
         self.root = torch.linalg.cholesky(covariance)
         centered = (flat[:size] - flat.mean(0)).T
@@ -218,10 +236,14 @@ class _Draws:
         self.free, self.names, medians = {}, [], []
         for name, value in free.items():
             self.free[name] = value[:size].repeat(2, *[1] * (value.dim() - 1)).requires_grad_()
-            median = self.sites[name](value.median(0).values).flatten()
-            self.names += (
-                [name] if len(median) == 1 else [f"{name}[{k}]" for k in range(len(median))]
-            )
+            median = value.median(0).values
+            whole = self.sites[name](median)
+            if whole.numel() == median.numel():
+                median = whole
+            else:  # such as of a simplex
+                name = f"{name}, unconstrained"
+            median, several = median.flatten(), median.numel() > 1
+            self.names += [f"{name}[{k}]" for k in range(len(median))] if several else [name]
             medians.append(median)
         self.median = torch.cat(medians)
 
@@ -254,13 +276,23 @@ class _Draws:
         """Statistics of observed labels, and of labels drawn at each draw of the parameters."""
         found: dict[str, list] = defaultdict(list)
         (args, kwargs), model = self.given, poutine.uncondition(self.guide.model)
+        with poutine.block():
+            plain = poutine.trace(self.guide.model).get_trace(*args, **kwargs)
+        of_fields = {n for f in fields_of(plain, self.guide._latents).values() for n in f.names}
+        data = {
+            name: site["value"]
+            for name, site in plain.nodes.items()
+            if site["type"] == "sample" and site["is_observed"] and name not in of_fields
+        }
         for k in range(self.size):
             values = {
                 name: transform(self.free[name][k].view(self.shapes[name]))
                 for name, transform in self.sites.items()
             }
             with poutine.block():
-                trace = poutine.trace(poutine.condition(model, values)).get_trace(*args, **kwargs)
+                trace = poutine.trace(poutine.condition(model, data | values)).get_trace(
+                    *args, **kwargs
+                )
             for name, field in fields_of(trace, self.guide._latents).items():
                 site = trace.nodes[field.site("y")]
                 if "obs" in site["infer"]:
