@@ -127,7 +127,7 @@ class AutoNMM(AutoGuide):
         check_estimator(estimator)
         super().__init__(model, create_plates=create_plates)
         self.estimator = estimator
-        self.parents = None if guide is None else guide(_of_parents(model))
+        self.parents: Any = None if guide is None else guide(_of_parents(model))
         if isinstance(self.parents, AutoLaplaceApproximation):
             raise ValueError(
                 "guide must not be AutoLaplaceApproximation, whose Hessian would lack the "

@@ -107,8 +107,10 @@ class FitCheck(NamedTuple):
             cells = f"{median:10.3g}{shift:9.2f} ± {error:4.2f}"
             cells += f"{width:9.2f} ± {width * of_width:4.2f}{r_hat:9.2f}"
             lines.append(f"{name:{size}}{cells}")
-        verdict = {True: "converged", False: "not converged: take more steps"}.get(self.converged)
-        lines.append(verdict or "errors are too large to tell: raise num_draws or num_rounds")
+        if self.converged is None:
+            lines.append("errors are too large to tell: raise num_draws or num_rounds")
+        else:
+            lines.append("converged" if self.converged else "not converged: take more steps")
         lines += [] if self.mixed else ["chains do not agree: raise their num_sweeps"]
         for what, (data, mean, sd) in self.replicates.items():
             lines.append(f"{what}: {data:.3f}, in draws of the model {mean:.3f} ± {sd:.3f}")
@@ -294,7 +296,7 @@ class _Draws:
                     *args, **kwargs
                 )
             for name, field in fields_of(trace, self.guide._latents).items():
-                site = trace.nodes[field.site("y")]
+                site: Any = trace.nodes[field.site("y")]
                 if "obs" in site["infer"]:
                     both = [_statistics(field, y) for y in (site["infer"]["obs"], site["value"])]
                     for what, *pair in zip(STATISTICS, *both, strict=True):

@@ -249,7 +249,7 @@ class Conditional(GraphDistribution):
                 (numbers,) = self.continued(numbers, shape, num_before)
             states = self.continued(numbers, shape, num_sweeps, shares)
             value = self.values_of(states[-1]).view(*shape, *self.event_shape)
-            drawn = [self.draw_of(numbers, shape) for numbers in states]
+            drawn = [self.draw_of(state, shape) for state in states]
         shares = shares.div_(num_sweeps).to(self.logits.dtype)
         return value, (shape, rows, drawn[-num_sweeps:], shares)
 
@@ -280,9 +280,9 @@ class Conditional(GraphDistribution):
         surplus = shares.neg().scatter_(1, drawn[-1].edges, 1.0, reduce="add")
         found = (surplus * logits).sum(-1)
         if len(drawn) > 1:
-            edges, labels = (torch.stack([draw[k] for draw in drawn]) for k in range(2))
+            edges = torch.stack([draw.edges for draw in drawn])
             urns = ChosenLabels(flatten(self.alpha, shape, 2), rows.source[edges])
-            terms = urns.log_prob(labels)
+            terms = urns.log_prob(torch.stack([draw.labels for draw in drawn]))
             found = found + terms[-1] - terms.mean(0)
         return found.view(shape)
 
@@ -314,7 +314,7 @@ class Conditional(GraphDistribution):
         for part in blocks(num_sweeps, numbers.numel()):
             found = both.sweep(states[-1], part.stop - part.start, of_entries)
             states = [*states, *found] if shares is not None else found[-1:]
-        if of_entries is None:
+        if shares is None or of_entries is None:
             return states
         shares += of_entries.T.view(len(numbers), rows.num_edges, both.size).sum(-1)
         return states[1:]

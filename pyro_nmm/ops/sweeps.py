@@ -20,7 +20,7 @@ https://doi.org/10.1080/01621459.1994.10476829.
 https://sites.stat.columbia.edu/gelman/book/.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pyro.ops.stats import split_gelman_rubin
@@ -47,7 +47,7 @@ class Sweeps(NamedTuple):
 @torch.no_grad()
 def sweep(
     rows: Neighborhood, entries: Entries, draw: Draw, uniforms: Tensor, want: str = ""
-) -> tuple[Draw, *tuple[Tensor, ...]]:
+) -> tuple[Any, ...]:
     """States after sweeps of ``B`` chains with uniforms ``(S, B, num_rows)`` in float64,
     :math:`O(S B E C)`; and, if these are wanted, ``shares`` ``(B, num_edges)`` float64, sums over
     sweeps of the probability of each edge when its row is drawn, or ``visits`` and totals as of
