@@ -23,6 +23,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import get_plates
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
+from torch.distributions import biject_to
 
 from pyro_nmm import Posterior
 from pyro_nmm.consumers import PREDICTIVE, consumer
@@ -223,7 +224,8 @@ class AutoNMM(AutoGuide):
         sites = [site for _, site in self._continuous]
         frames = [frame for site in sites for frame in site["cond_indep_stack"]]
         whole = all((frame.full_size or frame.size) == frame.size for frame in frames)
-        size = sum(site["value"].numel() for site in sites)
+        free = (biject_to(site["fn"].support).inv(site["value"]) for site in sites)
+        size = sum(value.numel() for value in free)
         few = size <= MOST_CORRELATED and whole and self.create_plates is None
         return AutoMultivariateNormal if few else AutoNormal
 

@@ -153,7 +153,8 @@ def check_fit(
 
     Widths of a guide without correlations are those given all other numbers, so that too narrow
     marginals pass. The guide's chains are left as they were; networks are in the mode that they
-    have. See ``FitCheck`` for what is returned.
+    have, and running means such as ``BatchNorm``'s see these runs. See ``FitCheck`` for what is
+    returned, with a number for each of ``(d,)`` unconstrained values of sites.
 
     :param args, kwargs: of the model.
     :param int num_draws: of the guide; errors fall with the root of it.
@@ -174,8 +175,8 @@ def check_fit(
     with guide.new_chains(Chains(num_sweeps)):
         scores = torch.stack([draws.scores() for _ in range(num_rounds)])
     pairs = scores.unflatten(1, (2, -1)).transpose(0, 1)  # (2, T, K, d)
-    r_hat = split_gelman_rubin(pairs, chain_dim=0, sample_dim=1).square().mean(0).sqrt()
-    r_hat = r_hat.nan_to_num(1.0)  # of scores that no choice changes
+    r_hat = split_gelman_rubin(pairs, chain_dim=0, sample_dim=1)  # (K, d)
+    r_hat = r_hat.where(~r_hat.isnan(), 1.0)  # of scores that no choice changes
     x, root, g = draws.x, draws.root, pairs.mean((0, 1)) @ draws.root
     # One slope by all numbers where there are draws enough: a ridge has a long way to go.
     inputs = torch.cat([torch.ones_like(x[:, :1]), x], 1)
@@ -194,14 +195,16 @@ def check_fit(
     newton = root @ (vectors / values.clamp(min=0.01)) @ vectors.T
     precision, square = (-slope.diag()).clamp(min=0.01), root.square()
     variance, sd = square @ (1 / precision), square.sum(1).sqrt()
+    of_log = square @ (error / precision.square()) / variance / 2
+    # Moments of the guide have errors, too: they are of a number of draws.
     return FitCheck(
         draws.names,
         draws.median,
         newton @ start / sd,
-        (newton.square() @ error.square()).sqrt() / sd,
+        ((newton.square() @ error.square()) / sd.square() + 1 / draws.number).sqrt(),
         variance.sqrt() / sd,
-        square @ (error / precision.square()) / variance / 2,
-        r_hat,
+        (of_log.square() + 1 / (2 * draws.number)).sqrt(),
+        r_hat.square().mean(0).sqrt(),
         draws.replicates(),
     )
 
@@ -222,7 +225,7 @@ class _Draws:
         self.shapes = {k: self.sites[k].inv(site["value"]).shape for k, site in sites.items()}
         self.nesting = max(guide._depths, default=0)
         width = sum(shape.numel() for shape in self.shapes.values())
-        number = max(size, min(MOMENTS * size, MOST_NUMBERS // width))
+        self.number = number = max(size, min(MOMENTS * size, MOST_NUMBERS // width))
         with torch.no_grad(), poutine.block():
             guide._create_plates(*args, **kwargs)
             with pyro.plate("num_particles_vectorized", number, dim=-1 - self.nesting):
@@ -300,7 +303,8 @@ class _Draws:
                 if "obs" in site["infer"]:
                     both = [_statistics(field, y) for y in (site["infer"]["obs"], site["value"])]
                     for what, *pair in zip(STATISTICS, *both, strict=True):
-                        found[beside(name, what)].append(pair)
+                        if not math.isnan(pair[0]):  # no two observed nodes are neighbours
+                            found[beside(name, what)].append(pair)
         tables = {what: torch.tensor(pairs, dtype=torch.double) for what, pairs in found.items()}
         moments = {what: (*table.mean(0), table[:, 1].std()) for what, table in tables.items()}
         return {what: Replicates(*map(float, parts)) for what, parts in moments.items()}

@@ -483,8 +483,10 @@ def lost_labels():
         levels = dist.OrderedLogistic(1.5 * y, cuts).to_event(1)
         pyro.sample("x", levels, obs=torch.tensor([0, 2, 1]))
 
-    infer.Trace_ELBO().loss_and_grads(model, AutoNMM(model))
-    infer.TraceGraph_ELBO().loss_and_grads(model, AutoNMM(model))
+    infer.TraceGraph_ELBO().loss_and_grads(model, AutoNMM(model))  # which needs no score
+    guide = AutoNMM(model, estimator="reward_to_go")
+    infer.Trace_ELBO().loss_and_grads(model, guide)
+    infer.TraceGraph_ELBO().loss_and_grads(model, guide)
 
 
 @row("AutoNMM, a sum of labels")

@@ -191,6 +191,16 @@ def test_errors_too_large_to_tell():
     assert "chains do not agree" in str(stuck)
 
 
+def test_no_pair_of_observed_neighbours():
+    def masked(y):
+        kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
+        of_kappa(kappa, SMALL, y=y, observed=torch.tensor([True, False, False, True, False]))
+
+    found = check_fit(fitted(masked, Y, 3), Y, num_draws=8)
+    assert [*found.replicates] == ["the commonest label"]
+    assert found.fits
+
+
 @pytest.mark.parametrize(
     ("guide", "message"),
     [
