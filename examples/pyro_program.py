@@ -50,8 +50,10 @@ def model(y):  # no network: equal concentrations, whose sum has a prior
 guide = AutoNMM(model)
 elbo = Trace_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
 svi = SVI(model, guide, ClippedAdam({"lr": 0.1, "lrd": 0.99}), elbo)
-losses = [svi.step(data.y) for _ in range(300)]
-print(check_fit(guide, data.y))
+for _ in range(300):
+    svi.step(data.y)
+check = check_fit(guide, data.y)
+print(check)
 
 mcmc = MCMC(FieldGibbs(model), num_samples=150, warmup_steps=50)  # with a bar of its progress
 mcmc.run(data.y)
