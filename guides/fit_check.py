@@ -290,14 +290,10 @@ class _Draws:
             if site["type"] == "sample" and site["is_observed"] and name not in of_fields
         }
         for k in range(self.size):
-            values = {
-                name: transform(self.free[name][k].view(self.shapes[name]))
-                for name, transform in self.sites.items()
-            }
+            at = {n: t(self.free[n][k].view(self.shapes[n])) for n, t in self.sites.items()}
+            given = poutine.condition(model, data | at)
             with poutine.block():
-                trace = poutine.trace(poutine.condition(model, data | values)).get_trace(
-                    *args, **kwargs
-                )
+                trace = poutine.trace(given).get_trace(*args, **kwargs)
             for name, field in fields_of(trace, self.guide._latents).items():
                 site: Any = trace.nodes[field.site("y")]
                 if "obs" in site["infer"]:
