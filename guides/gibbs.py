@@ -5,6 +5,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,10 +24,15 @@ from pyro_nmm.distributions.conditional import Conditional
 from pyro_nmm.fitting import ordinary, with_gradients
 from pyro_nmm.guides.discrete import other_value, redraw, values_of
 from pyro_nmm.guides.hidden_sites import check_hidden
+from pyro_nmm.guides.langevin import Langevin
 from pyro_nmm.guides.program import Field, fields_of
 from pyro_nmm.guides.proposals import MOST, Proposals
 from pyro_nmm.models.plates import COPIES
 from pyro_nmm.ops.counts import posterior_alpha
+from pyro_nmm.ops.joint import LogJoint
+
+#: Edges from which parameters move alone, after each sweep. To be measured.
+LARGE = 3000
 
 
 class FieldGibbs(MCMCKernel):
@@ -89,13 +95,13 @@ class FieldGibbs(MCMCKernel):
     def __init__(
         self,
         model: Callable,
-        kernel: Callable[..., MCMCKernel] = NUTS,
-        num_sweeps: int = 50,
-        num_moves: int = 8,
+        kernel: Callable[..., MCMCKernel] | None = None,
+        num_sweeps: int | None = None,
+        num_moves: int | None = None,
         **options: Any,
     ) -> None:
-        check_integers(1, num_sweeps=num_sweeps)
-        check_integers(0, num_moves=num_moves)
+        check_integers(1, **{} if num_sweeps is None else {"num_sweeps": num_sweeps})
+        check_integers(0, **{} if num_moves is None else {"num_moves": num_moves})
         if isinstance(model, MCMCKernel) or isinstance(kernel, MCMCKernel):
             made = type(model if isinstance(model, MCMCKernel) else kernel).__name__
             raise ValueError(
@@ -105,9 +111,10 @@ class FieldGibbs(MCMCKernel):
         if options.get("jit_compile"):
             raise ValueError("jit_compile would keep the first choices: leave it out")
         self.model, self.num_sweeps, self.num_moves = model, num_sweeps, num_moves
-        self.kernel: Any = kernel(self._given_fields, **options)
+        self.kernel: Any = (kernel or NUTS)(self._given_fields, **options)
         self.latent: set[str] = set()  #: label sites that the program does not observe
         self.states: dict[str, Tensor] = {}  #: of all sites of fields, and of discrete sites
+        self._steps = Langevin(0) if kernel is None else None
         self._arguments: tuple[tuple, dict] = (), {}
         self._saved: list[str] = []
         self._start: dict[str, Tensor] | None = None
@@ -149,6 +156,15 @@ class FieldGibbs(MCMCKernel):
         self._discrete = {k: True for k, site in rest.items() if site["fn"].support.is_discrete}
         if self._start:
             _check_start(self._start, {k: s for k, s in rest.items() if k not in self._discrete})
+        fields = fields_of(trace, self.latent)
+        borrowed = {field.site("y") for field in fields.values() if field.site("u") in sites}
+        #: Sites whose density is a :class:`LogJoint`.
+        self._joint = {name for field in fields.values() for name in field.names} - borrowed
+        #: Whether densities of other sites do not depend on states, and these on one another.
+        of_labels = any(field.latent for field in fields.values())
+        self._fixed = not (of_labels or self._discrete or borrowed)
+        edges = sum(f.prior.hood.restrict(f.observed).num_edges for f in fields.values())
+        self._plan(edges * max(f.value("c").shape[:-1].numel() for f in fields.values()))
         # The evidence of a field's labels may depend on labels of fields below it.
         self.states = {name: sites[name]["value"] for name in self._discrete}
         self._sweep({name: site["value"] for name, site in sites.items()})
@@ -158,39 +174,60 @@ class FieldGibbs(MCMCKernel):
             _check_nan(trace, masked=True)
             raise
         size = sum(value.numel() for value in self.kernel.initial_params.values())
-        fields = fields_of(trace, self.latent).items()
         #: Fields that move with parameters: all with observed labels, or one with latent labels.
-        self._groups = [[name] for name, field in fields if field.latent]
-        seen = [name for name, field in fields if not field.latent]
+        self._groups = [[name] for name, field in fields.items() if field.latent]
+        seen = [name for name, field in fields.items() if not field.latent]
         self._groups += [seen] if seen else []
-        self._moves = self.num_moves if 0 < size <= MOST else 0
-        self._flips = self.num_moves if self._discrete else 0
+        few = 0 < size <= MOST
+        self._moves = self._num_moves if few else 0
+        self._flips = self._num_moves if self._discrete else 0
         self._proposals = Proposals(warmup_steps * self._moves)
+        if self._steps:
+            self._steps = Langevin(warmup_steps) if few else None
+        self._program: _Program | None = None
         if self._start:  # which RandomWalkKernel forgets
             self.kernel.initial_params = self._start
         if not self._saved:
             self.save_params = list(self.kernel.initial_params)
 
+    def _plan(self, num_edges: int) -> None:
+        """Numbers of sweeps and of joint moves that the caller leaves open."""
+        large = num_edges > LARGE
+        self._num_sweeps = self.num_sweeps or (1 if large else 50)
+        self._num_moves = (0 if large else 8) if self.num_moves is None else self.num_moves
+
     def _run(self, values: dict[str, Tensor]) -> Trace:
         args, kwargs = self._arguments
-        with torch.no_grad():
-            given = poutine.condition(self.model, data=values)
-            return poutine.trace(given).get_trace(*args, **kwargs)
+        given = poutine.condition(self.model, data=values)
+        return poutine.trace(given).get_trace(*args, **kwargs)
 
     @torch.no_grad()
-    def _sweep(self, values: dict[str, Tensor]) -> None:
+    def _sweep(self, values: dict[str, Tensor], program: "_Program | None" = None) -> None:
         """New states of every field given the continuous sites, from the old ones if there are."""
         run = partial(self._run_given, values)
-        fields = fields_of(run({}), self.latent)
+        fields = program.fields if program else self._fields(run({}))
         for number, name in enumerate(fields):  # parameters may depend on labels of earlier fields
-            field = fields_of(run({}), self.latent)[name] if number else fields[name]
-            q, c = field.conditional(run), field.trace.nodes[name]["value"]
-            q = q.expand(torch.broadcast_shapes(q.batch_shape, c.shape[:-1]))
+            field = self._fields(run({}))[name] if number and not self._fixed else fields[name]
+            q = self._conditional(field, run)
             states = q.sample() if name not in self.states else self._states_of(field, q)
-            self._put(field, q, q.sweep(states, self.num_sweeps))
+            self._put(field, q, q.sweep(states, self._num_sweeps, over_relaxed=bool(self._steps)))
 
     def _run_given(self, values: dict[str, Tensor], more: dict[str, Tensor]) -> Trace:
-        return self._run(values | self.states | more)
+        with torch.no_grad():
+            return self._run(values | self.states | more)
+
+    def _fields(self, trace: Trace) -> dict[str, Field]:
+        """Fields of a run, whose parameters have no gradients."""
+        fields = fields_of(trace, self.latent)
+        for name, field in fields.items():
+            parts = {"alpha": field.prior.alpha.detach(), "logits": field.prior.logits.detach()}
+            fields[name] = field._replace(prior=replace(field.prior, **parts))
+        return fields
+
+    def _conditional(self, field: Field, run: Callable) -> Conditional:
+        """Of all labellings of a field, with its rows in ascending order."""
+        q = field.conditional(run, field.prior.hood.restrict(field.observed).nodes)
+        return q.expand(torch.broadcast_shapes(q.batch_shape, field.value("c").shape[:-1]))
 
     def _states_of(self, field: Field, q: Conditional) -> Tensor:
         """The states of a field as a sample of its conditional."""
@@ -227,7 +264,7 @@ class FieldGibbs(MCMCKernel):
         """Metropolis steps of parameters, and of an element of a discrete site each, which the
         states of fields follow by annealing."""
         names = self._groups[int(torch.randint(len(self._groups), ()))]
-        here = self._at(params, names)
+        here, log_prob, starts = self._annealed(params, names)
         for flips in [False] * self._moves + [True] * self._flips:
             params, kept, log_ratio = here.params, self.states, torch.zeros(())
             if flips:
@@ -236,38 +273,57 @@ class FieldGibbs(MCMCKernel):
                 self.states = kept | {name: other_value(kept[name], values)}
             else:
                 params, log_ratio = self._proposals.propose(params)
-            there = self._at(params, names, here.fields)
+            there, other, ends = self._annealed(params, names)
             rise, moved = torch.zeros_like(log_ratio), []
-            log_ratio = log_ratio + there.log_prob - here.log_prob
+            log_ratio = log_ratio + other - log_prob
             if log_ratio.isfinite():
-                for (field, q), (_, end) in zip(here.fields, there.fields, strict=True):
-                    annealed = q.anneal(self._states_of(field, q), end, self.num_sweeps)
+                for (field, q), (_, end) in zip(starts, ends, strict=True):
+                    annealed = q.anneal(self._states_of(field, q), end, self._num_sweeps)
                     moved.append(annealed.states)
                     log_ratio, rise = log_ratio + annealed.gain.sum(), rise + annealed.rise.sum()
             if not self._proposals.decide(here.params, log_ratio, learns=not flips):
                 self.states = kept
             else:
-                here = there._replace(log_prob=there.log_prob + rise)
-                for (field, q), states in zip(here.fields, moved, strict=True):
+                here, log_prob, starts = there, other + rise, ends
+                for (field, q), states in zip(starts, moved, strict=True):
                     self._put(field, q, states)
         return here.params
 
-    def _at(self, params: dict[str, Tensor], names: list[str], like: Any = None) -> "_Point":
-        """Fields in the order of others that are ``like`` them."""
-        values = self._constrained(params)
-        trace = self._run_given(values, {})
-        log_prob: Any = trace.log_prob_sum()
-        for name, value in params.items():
+    def _annealed(self, params: dict[str, Tensor], names: list[str]) -> tuple:
+        """The program at parameters, its density, and some of its fields with conditionals."""
+        at = self._at(params)
+        run = partial(self._run_given, self._constrained(params))
+        fields = [(at.fields[name], self._conditional(at.fields[name], run)) for name in names]
+        return at, at.log_prob(self.states), fields
+
+    def _at(self, params: dict[str, Tensor]) -> "_Program":
+        leaves = {k: v.detach().requires_grad_(torch.is_grad_enabled()) for k, v in params.items()}
+        values = self._constrained(leaves)
+        trace = self._run(values | self.states)
+        rest: Any = trace.log_prob_sum(lambda name, site: name not in self._joint)
+        for name, value in leaves.items():
             transform = self.kernel.transforms[name]
-            log_prob = log_prob - transform.log_abs_det_jacobian(values[name], value).sum()
-        fields, run = [], partial(self._run_given, values)
-        for number, name in enumerate(names):
-            field = fields_of(trace, self.latent)[name]
-            q = field.conditional(run, like[number][1].order if like else None)
-            shape = torch.broadcast_shapes(q.batch_shape, field.value("c").shape[:-1])
-            fields.append((field, q.expand(shape)))
-            log_prob = log_prob - self._log_dice(*fields[-1])
-        return _Point(params, fields, log_prob, trace)
+            rest = rest - transform.log_abs_det_jacobian(values[name], value).sum()
+        joints = {}
+        for name, field in fields_of(trace, self.latent).items():
+            part = field.prior.of_rows(field.prior.hood.restrict(field.observed))
+            joints[name] = LogJoint(part, field.value("c").shape[:-1])
+        return _Program(params, leaves, trace, rest, self._fields(trace), joints)
+
+    def _step(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A step of parameters given all states."""
+        program = self._program
+        if program is None or program.params is not params:
+            program = self._at(params)
+        assert self._steps
+
+        def at(position: Tensor) -> _Point:
+            parts = position.split([value.numel() for value in params.values()])
+            pairs = zip(params.items(), parts, strict=True)
+            return _Point.of(self._at({k: p.view_as(v).to(v) for (k, v), p in pairs}), self.states)
+
+        self._program = self._steps.step(_Point.of(program, self.states), at).program
+        return self._program.params
 
     def _constrained(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: self.kernel.transforms[name].inv(params[name]) for name in params}
@@ -275,12 +331,19 @@ class FieldGibbs(MCMCKernel):
     @with_gradients
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         params = {name: params[name] for name in self.kernel.initial_params}
-        self._sweep(self._constrained(params))
+        here = self._program if self._fixed else None
+        if here and all(here.params[name] is value for name, value in params.items()):
+            params = here.params
+        else:
+            here = None
+        self._sweep(self._constrained(params), here)
         self._draw_discrete(self._constrained(params))
         if self._moves or self._flips:
             params = self._move(params)
         if not params:
             return self.states
+        if self._steps:
+            return self._step(params) | self.states
         if hasattr(self.kernel, "clear_cache"):
             self.kernel.clear_cache()
         else:  # of RandomWalkKernel: the energy of the parameters at the states before
@@ -318,14 +381,47 @@ class FieldGibbs(MCMCKernel):
         self._start = None
 
 
-class _Point(NamedTuple):
-    """Unconstrained parameters, fields with their conditionals, and the log-density of parameters
-    and states, of which label distributions are integrated out."""
+class _Program(NamedTuple):
+    """A run of the program at unconstrained parameters."""
 
     params: dict[str, Tensor]
-    fields: list[tuple[Field, Conditional]]
-    log_prob: Tensor
+    leaves: dict[str, Tensor]  #: the same, for their gradient
     trace: Trace
+    rest: Tensor  #: the log-density of parameters and of sites that are not in ``joints``
+    fields: dict[str, Field]
+    joints: dict[str, LogJoint]
+
+    def log_prob(self, states: dict[str, Tensor]) -> Tensor:
+        """With choices, and with label distributions integrated out."""
+        found = torch.as_tensor(self.rest).double()
+        for name, field in self.fields.items():
+            c, *labels = (states[each] for each in field.unknown)
+            found = found + self.joints[name](c, labels[0] if labels else field.value("y"))
+        return found
+
+
+class _Point(NamedTuple):
+    """What :class:`Langevin` asks for."""
+
+    program: _Program
+    position: Tensor
+    log_prob: float
+    gradient: Tensor
+
+    @classmethod
+    def of(cls, program: _Program, states: dict[str, Tensor]) -> "_Point":
+        value, leaves = program.log_prob(states), [*program.leaves.values()]
+        slopes = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
+        zeros = (
+            torch.zeros_like(leaf) if slope is None else slope
+            for leaf, slope in zip(leaves, slopes, strict=True)
+        )
+        flat = (
+            torch.cat([part.detach().flatten() for part in parts]).double()
+            for parts in (leaves, zeros)
+        )
+        position, gradient = flat
+        return cls(program, position, value.item(), gradient)
 
 
 class _Whole:

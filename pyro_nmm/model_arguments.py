@@ -114,6 +114,8 @@ def check_label_range(
 
 def order_to_rows(rows: Neighborhood, order: Tensor) -> Tensor:
     """Row numbers of an order of node ids, a permutation of the rows' nodes."""
+    if order is rows.nodes:
+        return torch.arange(rows.num_rows, device=rows.device)
     good = isinstance(order, Tensor) and (order.dtype, order.device) == (torch.long, rows.device)
     if not good or not torch.equal(order.sort().values, rows.nodes):
         got = f"{order.dtype} of shape {tuple(order.shape)}" if isinstance(order, Tensor) else order

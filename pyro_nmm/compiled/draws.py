@@ -21,6 +21,11 @@ from pyro_nmm.compiled.loops import (
     opaque,
 )
 
+#: Rows as of a draw, rows given all others, and rows over-relaxed.
+FIRST, AGAIN, REFLECTED = 0, 1, 2
+#: Rows with more edges are not over-relaxed: each row's edges are ordered by insertion.
+MOST_ORDERED = 64
+
 
 class _Inputs(NamedTuple):
     single: tuple  #: ``(1,)`` if labels are observed, else ``()``: numba compiles for the length
@@ -49,21 +54,22 @@ def _draw(first, last, table, inputs, uniforms, edges, labels, sums, seen):
     for b in range(first, last):
         counts = (seen[0][b], seen[1][b]) if len(seen) else ()
         given, outputs = _of(b, inputs), (edges[b], labels[b])
-        _rows(False, 1, given, table, uniforms[b], *outputs, (sums[b],), counts, ())
+        _rows(FIRST, 1, given, table, uniforms[b], *outputs, (sums[b],), counts, ())
         _clear(inputs.ptr, inputs.source, edges[b], labels[b], table)
 
 
 @_compiled
-def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts, shares):
-    # All rows in turn, from the last one if the step is -1, and again: each given all others. One
-    # function a row would take four times as long: numba counts references to arrays. It takes the
-    # branches out where sums, counts or shares are ().
+def _rows(kind, step, inputs, table, uniforms, edges, labels, sums, counts, shares):
+    # All rows in turn, from the last one if the step is -1; of a kind other than FIRST given all
+    # others. One function a row would take four times as long: numba counts references to arrays.
+    # It takes the branches out where sums, counts or shares are ().
     single, ptr, source, attention, alpha, total, observed, likelihood = inputs
     each, every = len(likelihood) == len(source), table.shape[1] - 1
     running = np.empty(np.max(ptr[1:] - ptr[:-1]))
+    ordered = np.empty(MOST_ORDERED, np.int64)
     for place in range(len(ptr) - 1):
         i = place if step > 0 else len(ptr) - 2 - place
-        if again:
+        if kind != FIRST:
             table[source[edges[i]], labels[i]] -= 1
             table[source[edges[i]], every] -= 1
         start, weight = ptr[i], 0.0
@@ -91,9 +97,37 @@ def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts, sha
             for e in range(start, ptr[i + 1]):
                 shares[0][e] += (running[e - start] - below) / weight
                 below = running[e - start]
-        e, threshold = start, uniforms[i] * weight
-        while running[e - start] <= threshold and running[e - start] < weight:
-            e += 1
+        size = ptr[i + 1] - start
+        if kind == REFLECTED and len(single) and size <= MOST_ORDERED:
+            # Of edges in order of attention, the one as far from the end as the old one from the
+            # start: any order leaves the conditional as it is, because the way back is the same.
+            for new in range(size):
+                place_of = new
+                while (
+                    place_of > 0
+                    and attention[start + ordered[place_of - 1]] > attention[start + new]
+                ):
+                    ordered[place_of] = ordered[place_of - 1]
+                    place_of -= 1
+                ordered[place_of] = new
+            below = 0.0
+            for rank in range(size):
+                e = ordered[rank]
+                share = running[e] - running[e - 1] if e > 0 else running[e]
+                if start + e == edges[i]:
+                    below += uniforms[i] * share
+                    break
+                below += share
+            rest, rank = weight - below, -1
+            while rest >= 0 and rank < size - 1:
+                rank += 1
+                e = ordered[rank]
+                rest -= running[e] - running[e - 1] if e > 0 else running[e]
+            e += start
+        else:
+            e, threshold = start, uniforms[i] * weight
+            while running[e - start] <= threshold and running[e - start] < weight:
+                e += 1
         j, row = source[e], e if each else i
         if len(single):
             chosen = observed[i]
@@ -122,7 +156,7 @@ def _count(ptr, source, edges, labels, table):
 
 
 @_compiled
-def _sweep(first, last, table, inputs, uniforms, edges, labels, shares, visits):
+def _sweep(first, last, table, kind, inputs, uniforms, edges, labels, shares, visits):
     # uniforms is (sweeps, draws, rows): every row in turn, given all others. Sums over sweeps are
     # wanted of shares, or of visits of labels and their totals, or are ().
     ptr, source = inputs.ptr, inputs.source
@@ -131,7 +165,7 @@ def _sweep(first, last, table, inputs, uniforms, edges, labels, shares, visits):
         _count(ptr, source, edges[b], labels[b], table)
         for sweep in range(len(uniforms)):
             of_edges = (shares[0][b],) if len(shares) else ()
-            _rows(True, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), (), of_edges)
+            _rows(kind, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), (), of_edges)
             if len(visits):
                 for i in range(len(ptr) - 1):
                     visits[0][b, i, labels[b, i]] += 1
@@ -197,7 +231,7 @@ def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains, ri
             now.likelihood[:] *= steps[3]
             gains[b] += _log_joint(now, counts, at, to)
             step = 1 if 2 * sweep < size else -1
-            _rows(True, step, now, table, uniforms[sweep, b], at, to, (), (), ())
+            _rows(AGAIN, step, now, table, uniforms[sweep, b], at, to, (), (), ())
             below = _log_joint(now, counts, at, to)
         above = _log_joint(end, counts, at, to)
         gains[b] += above - below
@@ -277,8 +311,10 @@ def sweep(rows, entries, draw, uniforms, want):
         visits = tuple(np.zeros((num_draws, size, width), np.int32) for size in sizes)
     elif want == "shares":
         shares = (np.zeros((num_draws, rows.num_edges)),)
-    outputs = edges, labels, shares, visits
-    _run_entries(_sweep, rows, entries, num_draws, _array(uniforms), *outputs, sweeps=num_sweeps)
+    kind = REFLECTED if want == "reflected" else AGAIN
+    inputs, outputs = (_inputs(rows, entries), _array(uniforms)), (edges, labels, shares, visits)
+    work = num_sweeps * num_draws * rows.num_edges
+    _run(_sweep, rows, entries.num_classes, num_draws, work, kind, *inputs, *outputs)
     return _tensors(rows, edges, labels, *shares, *visits)
 
 

@@ -97,7 +97,10 @@ class Conditional(GraphDistribution):
     @derived
     def rows(self) -> Neighborhood:
         """The observed rows in the order of the draw."""
-        return self.observed_rows.take(self._position, self.observed_rows.num_edges)
+        rows, position = self.observed_rows, self._position
+        if rows.device.type == "cpu" and bool((position.diff() == 1).all()):
+            return rows
+        return rows.take(position, rows.num_edges)
 
     @property
     def order(self) -> Tensor:
@@ -123,7 +126,9 @@ class Conditional(GraphDistribution):
     @derived
     def _entries(self) -> Entries:
         # With gradients, although ``sample`` asks first, without: the density asks for it again.
-        log_attention = self.rows.log_softmax(self.logits.index_select(-1, self.rows.edge))
+        whole = self.rows is self.hood
+        logits = self.logits if whole else self.logits.index_select(-1, self.rows.edge)
+        log_attention = self.rows.log_softmax(logits)
         return entries_of(self.rows, self.alpha, log_attention, self.data_of(self.rows))
 
     def _flat(self, shape: Size) -> Entries:
@@ -156,8 +161,16 @@ class Conditional(GraphDistribution):
         return Draw(edges.clamp(min=0), labels.expand_as(edges)), wrong
 
     def _states(self, value: Tensor, shape: Size, rows: Neighborhood) -> Draw:
-        draw, wrong = self._found(value, shape, rows)
-        if wrong.any():
+        def find() -> tuple[Tensor, Tensor]:
+            draw, wrong = self._found(value, shape, rows)
+            return draw.edges, wrong
+
+        if self.latent or rows is not self.observed_rows:
+            draw, wrong = self._found(value, shape, rows)
+        else:
+            edges, wrong = rows.last_edges.get((value, shape), find)
+            draw = self.draw_of(edges, shape)
+        if wrong is not None and wrong.any():
             raise ValueError("value must hold choices of neighbours, and labels of the field")
         return draw
 
@@ -165,7 +178,9 @@ class Conditional(GraphDistribution):
         """A draw as samples, columns in ascending node id."""
         value = self.rows.source[draw.edges]
         value = torch.stack([value, draw.labels], 1) if self.latent else value
-        return value.index_select(-1, self._row_of).view(*shape, *self.event_shape)
+        if self.rows is not self.observed_rows:
+            value = value.index_select(-1, self._row_of)
+        return value.view(*shape, *self.event_shape)
 
     def _draw(self, shape: Size, keep: bool = True) -> Draw:
         entries, number = self._flat(shape), shape.numel()
@@ -185,7 +200,7 @@ class Conditional(GraphDistribution):
         return track_provenance(value, provenance)
 
     @torch.no_grad()
-    def sweep(self, value: Tensor, num_sweeps: int = 1) -> Tensor:
+    def sweep(self, value: Tensor, num_sweeps: int = 1, over_relaxed: bool = False) -> Tensor:
         r"""Samples continued by Gibbs sweeps, which leave :math:`p(c \mid y)`, or :math:`p(c, u
         \mid w)`, as it is: draws of :math:`q` become draws of it as ``num_sweeps`` grows.
 
@@ -210,17 +225,20 @@ class Conditional(GraphDistribution):
         shape = self._shape_of(value)
         if compiled.runs_on(self.hood.device):
             draw = self._states(value, shape, self.rows)
-            swept = self._columns(self._swept(draw, shape, num_sweeps), shape)
+            draw = self._swept(draw, shape, num_sweeps, want="reflected" if over_relaxed else "")
+            swept = self._columns(draw, shape)
+            if not self.latent and self.rows is self.observed_rows:
+                self.rows.last_edges.put((swept, shape), (draw.edges, None))
         else:
             (numbers,) = self.continued(self.numbers(value, shape), shape, num_sweeps)
             swept = self.values_of(numbers).view(*shape, *self.event_shape)
         return track_provenance(swept, provenance)
 
     def _swept(
-        self, draw: Draw, shape: Size, num_sweeps: int, shares: Tensor | None = None
+        self, draw: Draw, shape: Size, num_sweeps: int, shares: Tensor | None = None, want: str = ""
     ) -> Draw:
         """A draw after collapsed sweeps, whose probabilities of edges are added to ``shares``."""
-        entries, want = self._constants(shape), "" if shares is None else "shares"
+        entries, want = self._constants(shape), want if shares is None else "shares"
         for part in blocks(num_sweeps, draw.edges.numel()):
             uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
             draw, *found = sweeps.sweep(self.rows, entries, draw, uniforms, want)

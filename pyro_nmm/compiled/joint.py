@@ -1,0 +1,89 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""The loop of `pyro_nmm.ops.joint`: a sum of logarithms and its gradient in one pass."""
+
+import numpy as np
+import torch
+
+from pyro_nmm.compiled.loops import _array, _check_labels, _compiled, _graph, _tensors, opaque
+
+
+@_compiled
+def _log_sums(ptr, logits, attention):
+    found = np.zeros(len(logits))
+    for b in range(len(logits)):
+        for i in range(len(ptr) - 1):
+            top, total = -np.inf, 0.0
+            for e in range(ptr[i], ptr[i + 1]):
+                top = max(top, logits[b, e])
+            for e in range(ptr[i], ptr[i + 1]):
+                attention[b, e] = np.exp(logits[b, e] - top)
+                total += attention[b, e]
+            found[b] += top + np.log(total)
+            for e in range(ptr[i], ptr[i + 1]):
+                attention[b, e] /= total
+    return found
+
+
+@_compiled
+def _chosen(logits, edges, slopes):
+    found = 0.0
+    for b in range(len(edges)):
+        of = min(b, len(logits) - 1)
+        for i in range(edges.shape[1]):
+            found += logits[of, edges[b, i]]
+            slopes[of, edges[b, i]] += 1
+    return found
+
+
+@_compiled
+def _urns(source, alpha, total, edges, labels, table, slopes, of_total):
+    found, product, every = 0.0, 1.0, table.shape[1] - 1
+    for b in range(len(edges)):
+        of, of_labels = min(b, len(alpha) - 1), min(b, len(labels) - 1)
+        for i in range(edges.shape[1]):
+            j, k = source[edges[b, i]], labels[of_labels, i]
+            above, below = alpha[of, j, k] + table[j, k], total[of, j] + table[j, every]
+            slopes[of, j, k] += 1 / above
+            of_total[of, j] -= 1 / below
+            product *= above / below
+            if not 1e-200 < product < 1e200:  # a logarithm costs more than all else
+                found += np.log(product)
+                product = 1.0
+            table[j, k] += 1
+            table[j, every] += 1
+        for i in range(edges.shape[1]):
+            j = source[edges[b, i]]
+            table[j, labels[of_labels, i]] = 0
+            table[j, every] = 0
+    return found + np.log(product)
+
+
+@opaque
+def log_sums(rows, logits):
+    """``(b,)`` float64: sums over rows of the logarithms of their sums of ``exp(logits)``, and the
+    attention ``(b, num_edges)``, the gradient. Cost: :math:`O(b E)`."""
+    logits = _array(logits, np.float64)
+    attention = np.empty_like(logits)
+    return _log_sums(_array(rows.ptr), logits, attention), attention
+
+
+@opaque
+def joint(alpha, logits, rows, sums, edges, labels):
+    """See :class:`pyro_nmm.ops.joint.LogJoint`: the sum and its gradients, given
+    :func:`log_sums`. Cost: :math:`O(b (E + N C) + B n)`."""
+    _check_labels(labels, alpha.shape[-1])
+    logits, alpha, total = (_array(t, np.float64) for t in (logits, alpha, alpha.sum(-1)))
+    (edges, labels), source, (below, attention) = (
+        map(_array, (edges, labels)),
+        _graph(rows)[1],
+        sums,
+    )
+    times, of_alpha = len(edges) / len(logits), np.zeros_like(alpha)
+    of_logits, of_total = attention * -times, np.zeros_like(total)
+    table = np.zeros((rows.num_sources, alpha.shape[-1] + 1), np.int32)
+    found = _chosen(logits, edges, of_logits) - times * below.sum()
+    found += _urns(source, alpha, total, edges, labels, table, of_alpha, of_total)
+    of_alpha += of_total[..., None]
+    return torch.tensor(found, dtype=torch.double), *_tensors(rows, of_alpha, of_logits)
