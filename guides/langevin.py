@@ -34,7 +34,7 @@ from torch import Tensor
 LONGEST = 1.8
 #: The share of accepted steps to which shorter ones are adapted. The best one of Langevin steps in
 #: many dimensions is .574, but a rejected step that is over-relaxed goes back.
-ACCEPTED = 0.75
+ACCEPTED = 0.85
 #: The least curvature, of a standard deviation of ten without constraints.
 LEAST = 0.01
 #: Differences of gradients are taken over so many standard deviations.

@@ -228,7 +228,7 @@ CASES, KEEP = QUICK | SLOW, ("kappa", "own", "more", "m", "d", "beta")
 
 def draws_of(model, number, warmup=100, **options):
     # Few sweeps: weights are noisy, so a wrong use of them would show.
-    options = {"kernel": RandomWalkKernel, "num_sweeps": 2} | options
+    options = {"kernel": None, "num_sweeps": 2} | options
     kernel = FieldGibbs(model, options.pop("kernel"), **options)
     kernel.save_params = [n for n in poutine.trace(model).get_trace().stochastic_nodes if n in KEEP]
     mcmc = MCMC(kernel, number, warmup, disable_progbar=True)
