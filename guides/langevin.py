@@ -47,7 +47,7 @@ class Langevin:
 
     def __init__(self, warmup_steps: int) -> None:
         self.warmup_steps, self.num_steps, self.num_accepted = warmup_steps, 0, 0
-        self._log_step, self._hessian = 0.0, torch.empty(0)
+        self._num_learned, self._log_step, self._hessian = 0, 0.0, torch.empty(0)
 
     def step(self, here: Any, at: Callable[[Tensor], Any]) -> Any:
         """The next point, ``here`` or one made by ``at``."""
@@ -56,19 +56,20 @@ class Langevin:
         learns = self.num_steps < self.warmup_steps or not len(self._hessian)
         # After 1, 2, 4, 8 ... steps, so that the way to the posterior is forgotten.
         if learns and not self.num_steps & (self.num_steps - 1):
-            self._learn(here, at)
+            self.learn(here, at)
+            self._num_learned = self.num_steps
         a = math.exp(self._log_step)
         width = math.sqrt(a * (2 - a))
-        mean = here.position + a * self._inverse @ here.gradient
+        mean = here.position + a * self.inverse @ here.gradient
         there = at(mean + width * self._root @ torch.randn_like(mean))
-        back = there.position + a * self._inverse @ there.gradient
+        back = there.position + a * self.inverse @ there.gradient
         log_ratio = there.log_prob - here.log_prob
         log_ratio -= self._distance(here.position - back) / (2 * width**2)
         log_ratio += self._distance(there.position - mean) / (2 * width**2)
         probability = math.exp(min(log_ratio, 0.0)) if math.isfinite(log_ratio) else 0.0
         self.num_steps += 1
         if learns:
-            self._log_step += (probability - ACCEPTED) / self.num_steps**0.6
+            self._log_step += (probability - ACCEPTED) / (self.num_steps - self._num_learned) ** 0.6
             self._log_step = min(self._log_step, math.log(LONGEST))
         accepted = torch.rand(()).item() < probability
         self.num_accepted += accepted
@@ -77,10 +78,10 @@ class Langevin:
     def _distance(self, difference: Tensor) -> float:
         return (difference @ self._hessian @ difference).item()
 
-    def _learn(self, here: Any, at: Callable[[Tensor], Any]) -> None:
+    def learn(self, here: Any, at: Callable[[Tensor], Any]) -> None:
         """The mean of the Hessian, by differences of gradients, and of the one before."""
         known, size = len(self._hessian) > 0, len(here.position)
-        scale = self._inverse.diag().sqrt() if known else torch.full_like(here.position, APART)
+        scale = self.inverse.diag().sqrt() if known else torch.full_like(here.position, APART)
         steps = (APART * scale).diag()
         ends = [[at(here.position + sign * step).gradient for step in steps] for sign in (1, -1)]
         plus, minus = map(torch.stack, ends)
@@ -91,8 +92,8 @@ class Langevin:
         # Where the density is no hill, its curvature is as good a scale with the other sign.
         found = vectors * values.abs().clamp(min=LEAST) @ vectors.T
         self._hessian = (self._hessian + found) / 2 if known else found
-        self._inverse = torch.linalg.inv(self._hessian)
-        self._root = torch.linalg.cholesky(self._inverse)
+        self.inverse = torch.linalg.inv(self._hessian)
+        self._root = torch.linalg.cholesky(self.inverse)
 
     @property
     def acceptance(self) -> float:

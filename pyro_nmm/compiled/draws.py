@@ -157,8 +157,8 @@ def _count(ptr, source, edges, labels, table):
 
 @_compiled
 def _sweep(first, last, table, kind, inputs, uniforms, edges, labels, shares, visits):
-    # uniforms is (sweeps, draws, rows): every row in turn, given all others. Sums over sweeps are
-    # wanted of shares, or of visits of labels and their totals, or are ().
+    # uniforms is (sweeps, draws, rows): every row in turn, given all others. Wanted are sums over
+    # sweeps of shares, with all states, or of visits of labels and their totals; or they are ().
     ptr, source = inputs.ptr, inputs.source
     for b in range(first, last):
         one = _of(b, inputs)
@@ -166,6 +166,8 @@ def _sweep(first, last, table, kind, inputs, uniforms, edges, labels, shares, vi
         for sweep in range(len(uniforms)):
             of_edges = (shares[0][b],) if len(shares) else ()
             _rows(kind, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), (), of_edges)
+            if len(shares):
+                shares[1][sweep, b], shares[2][sweep, b] = edges[b], labels[b]
             if len(visits):
                 for i in range(len(ptr) - 1):
                     visits[0][b, i, labels[b, i]] += 1
@@ -310,7 +312,8 @@ def sweep(rows, entries, draw, uniforms, want):
         sizes, width = (num_rows, num_sweeps), entries.num_classes
         visits = tuple(np.zeros((num_draws, size, width), np.int32) for size in sizes)
     elif want == "shares":
-        shares = (np.zeros((num_draws, rows.num_edges)),)
+        states = (np.empty(uniforms.shape, np.int64) for _ in range(2))
+        shares = (np.zeros((num_draws, rows.num_edges)), *states)
     kind = REFLECTED if want == "reflected" else AGAIN
     inputs, outputs = (_inputs(rows, entries), _array(uniforms)), (edges, labels, shares, visits)
     work = num_sweeps * num_draws * rows.num_edges

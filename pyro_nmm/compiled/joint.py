@@ -30,7 +30,7 @@ def _log_sums(ptr, logits, attention):
 def _chosen(logits, edges, slopes):
     found = 0.0
     for b in range(len(edges)):
-        of = min(b, len(logits) - 1)
+        of = b % len(logits)
         for i in range(edges.shape[1]):
             found += logits[of, edges[b, i]]
             slopes[of, edges[b, i]] += 1
@@ -41,7 +41,7 @@ def _chosen(logits, edges, slopes):
 def _urns(source, alpha, total, edges, labels, table, slopes, of_total):
     found, product, every = 0.0, 1.0, table.shape[1] - 1
     for b in range(len(edges)):
-        of, of_labels = min(b, len(alpha) - 1), min(b, len(labels) - 1)
+        of, of_labels = b % len(alpha), b % len(labels)
         for i in range(edges.shape[1]):
             j, k = source[edges[b, i]], labels[of_labels, i]
             above, below = alpha[of, j, k] + table[j, k], total[of, j] + table[j, every]
@@ -70,7 +70,7 @@ def log_sums(rows, logits):
 
 
 @opaque
-def joint(alpha, logits, rows, sums, edges, labels):
+def joint(alpha, logits, rows, sums, edges, labels, shares):
     """See :class:`pyro_nmm.ops.joint.LogJoint`: the sum and its gradients, given
     :func:`log_sums`. Cost: :math:`O(b (E + N C) + B n)`."""
     _check_labels(labels, alpha.shape[-1])
@@ -83,7 +83,13 @@ def joint(alpha, logits, rows, sums, edges, labels):
     times, of_alpha = len(edges) / len(logits), np.zeros_like(alpha)
     of_logits, of_total = attention * -times, np.zeros_like(total)
     table = np.zeros((rows.num_sources, alpha.shape[-1] + 1), np.int32)
-    found = _chosen(logits, edges, of_logits) - times * below.sum()
+    if shares is None:
+        found = _chosen(logits, edges, of_logits)
+    else:
+        shares = _array(shares, np.float64)
+        found = np.vdot(shares, logits.clip(np.finfo(np.float32).min))  # of edges switched off
+        of_logits += shares
+    found -= times * below.sum()
     found += _urns(source, alpha, total, edges, labels, table, of_alpha, of_total)
     of_alpha += of_total[..., None]
     return torch.tensor(found, dtype=torch.double), *_tensors(rows, of_alpha, of_logits)

@@ -234,16 +234,12 @@ class Conditional(GraphDistribution):
             swept = self.values_of(numbers).view(*shape, *self.event_shape)
         return track_provenance(swept, provenance)
 
-    def _swept(
-        self, draw: Draw, shape: Size, num_sweeps: int, shares: Tensor | None = None, want: str = ""
-    ) -> Draw:
-        """A draw after collapsed sweeps, whose probabilities of edges are added to ``shares``."""
-        entries, want = self._constants(shape), want if shares is None else "shares"
+    def _swept(self, draw: Draw, shape: Size, num_sweeps: int, want: str = "") -> Draw:
+        """A draw after collapsed sweeps."""
+        entries = self._constants(shape)
         for part in blocks(num_sweeps, draw.edges.numel()):
             uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
-            draw, *found = sweeps.sweep(self.rows, entries, draw, uniforms, want)
-            if shares is not None:
-                shares += found[0]
+            draw, *_ = sweeps.sweep(self.rows, entries, draw, uniforms, want)
         return draw
 
     @torch.no_grad()
@@ -256,11 +252,15 @@ class Conditional(GraphDistribution):
         dtype = torch.double if on_processor else self.logits.dtype
         shares = torch.zeros(shape.numel(), rows.num_edges, dtype=dtype, device=rows.device)
         if on_processor:
-            draw = self._states(value, shape, rows)
-            drawn = [self._swept(draw, shape, num_before) if num_before else draw]
-            for _ in range(num_sweeps):
-                drawn.append(self._swept(drawn[-1], shape, 1, shares))
-            value = self._columns(drawn[-1], shape)
+            draw, drawn = self._states(value, shape, rows), []
+            draw = self._swept(draw, shape, num_before) if num_before else draw
+            for part in blocks(num_sweeps, draw.edges.numel()):
+                uniforms = uniforms_of(rows, part.stop - part.start, len(draw.edges))
+                entries = self._constants(shape)
+                draw, found, *states = sweeps.sweep(rows, entries, draw, uniforms, "shares")
+                drawn += map(Draw, *states)
+                shares += found
+            value = self._columns(draw, shape)
         else:
             numbers = self.numbers(value, shape)
             if num_before:

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from pyro_nmm import compiled
 from pyro_nmm.distributions.base import flatten
 from pyro_nmm.distributions.parameters import Parameters
+from pyro_nmm.ops.entries import Draw
 
 
 class LogJoint:
@@ -39,11 +40,22 @@ class LogJoint:
 
     def __call__(self, choices: Tensor, labels: Tensor) -> Tensor:
         flat = flatten(choices, self.shape).expand(self.shape.numel(), -1)
-        edges, _ = self.rows.last_edges.get(
-            (choices, self.shape), lambda: (self.rows.find(flat), None)
-        )
-        draw = edges, flatten(labels, self.shape)
-        return _LogJoint.apply(self.alpha, self.logits, self.rows, self._sums, *draw)
+
+        def find() -> tuple[Tensor, None]:
+            return self.rows.find(flat), None
+
+        edges, _ = self.rows.last_edges.get((choices, self.shape), find)
+        return self._of(edges, flatten(labels, self.shape), None)
+
+    def average(self, draws: list[Draw], shares: Tensor) -> Tensor:
+        """The same of the mean over draws after each of several sweeps, with ``shares`` ``(B, e)``,
+        the mean probabilities of edges, in place of the edges that these chose."""
+        edges, labels = (torch.cat(parts) for parts in zip(*(d[:2] for d in draws), strict=True))
+        whole = shares if len(self.logits) > 1 else shares.sum(0, keepdim=True)
+        return self._of(edges, labels, whole * len(draws)) / len(draws)
+
+    def _of(self, *given: Any) -> Tensor:
+        return _LogJoint.apply(self.alpha, self.logits, self.rows, self._sums, *given)
 
 
 class _LogJoint(torch.autograd.Function):
@@ -57,4 +69,4 @@ class _LogJoint(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> Any:
         of_alpha, of_logits = (saved * slope.to(saved) for saved in ctx.saved_tensors)
-        return of_alpha, of_logits, None, None, None, None
+        return of_alpha, of_logits, None, None, None, None, None
