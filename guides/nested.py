@@ -255,7 +255,7 @@ def _nested(engine: "_Chains", size: int, num_sweeps: int) -> NestedPosterior:
     degree = 4 if size <= 4 else 3
     number = 1 + math.ceil(1.3 * len(_Polynomial(size, degree).powers) / size)
     points = _points(size, number)
-    found = engine.scores_at(center + points @ root.T, num_sweeps)
+    found = engine.scores_at(center + points @ root.T, num_sweeps, BATCHES)
     x, base = _proposals(size, points.norm(dim=1).max().item())
     *fitted, misfit = found.fit(center, root, degree)
     moments = _moments(x, base, *fitted)
@@ -306,7 +306,7 @@ def _mode(engine: "_Chains", center: Tensor, num_sweeps: int) -> tuple[Tensor, T
     center, root = torch.stack(way[-CLIMB // 4 :]).mean(0), torch.linalg.cholesky(20 * inverse)
     cross = RADII[0] * torch.cat([torch.zeros(1, size), torch.eye(size), -torch.eye(size)]).double()
     for turn in range(MOST_TURNS):
-        found = engine.scores_at(center + cross @ root.T, max(BATCHES, num_sweeps))
+        found = engine.scores_at(center + cross @ root.T, max(20, num_sweeps), 10)
         line, slope = found.plane(center, root)
         values, vectors = torch.linalg.eigh(-(slope + slope.T) / 2)
         # A step no longer, and a covariance no other, than a few points can tell.
@@ -356,30 +356,28 @@ class _Chains:
         steps.learn(self.gibbs.point_at(position), self.gibbs.point_at)
         return steps.inverse
 
-    def scores_at(self, positions: Tensor, num_sweeps: int) -> _Scores:
-        scores = [self.scores(position, num_sweeps, BATCHES) for position in positions]
+    def scores_at(self, positions: Tensor, num_sweeps: int, num_batches: int) -> _Scores:
+        scores = [self.scores(position, num_sweeps, num_batches) for position in positions]
         return _Scores(positions, torch.stack(scores))
 
     def scores(self, position: Tensor, num_sweeps: int, num_batches: int) -> Tensor:
         """``(num_batches, d)``, of all sweeps together, after some that forget the last point."""
-        params, found = self.gibbs.params_at(position), []
-        program, before = self.gibbs._at(params), num_sweeps // BATCHES
+        gibbs, found, before = self.gibbs, [], num_sweeps // BATCHES
+        program = gibbs._at(gibbs.params_at(position))
+        run, kept = partial(gibbs._run_given, gibbs._constrained(program.params)), {}
         for _ in range(num_batches):
-            program, score = self._score(program, num_sweeps // num_batches, before)
-            found.append(score)
+            score = torch.zeros_like(position)
+            for name in program.fields:
+                field = program.fields[name]
+                q = kept.get(name) or gibbs._conditional(field, run)
+                states = gibbs._states_of(field, q)
+                states, chosen = q.swept_with_shares(states, num_sweeps // num_batches, before)
+                gibbs._put(field, q, states)
+                score += program.gradient(program.joints[name].average(*chosen[2:]))
+                if gibbs.fixed:
+                    kept[name] = q
+                else:  # parameters and data of fields depend on labels
+                    program = gibbs._at(program.params)
+            found.append(score + program.gradient(torch.as_tensor(program.rest)))
             before = 0
         return torch.stack(found)
-
-    def _score(self, program: Any, num_sweeps: int, before: int) -> tuple[Any, Tensor]:
-        gibbs, score = self.gibbs, 0.0
-        run = partial(gibbs._run_given, gibbs._constrained(program.params))
-        for name in program.fields:
-            field = program.fields[name]
-            q = gibbs._conditional(field, run)
-            states = gibbs._states_of(field, q)
-            states, (*_, drawn, shares) = q.swept_with_shares(states, num_sweeps, before)
-            gibbs._put(field, q, states)
-            score = score + program.gradient(program.joints[name].average(drawn, shares))
-            if not gibbs.fixed:  # what depends on labels
-                program = gibbs._at(program.params)
-        return program, score + program.gradient(torch.as_tensor(program.rest))

@@ -87,7 +87,7 @@ def joint(alpha, logits, rows, sums, edges, labels, shares):
         found = _chosen(logits, edges, of_logits)
     else:
         shares = _array(shares, np.float64)
-        found = np.vdot(shares, logits.clip(np.finfo(np.float32).min))  # of edges switched off
+        found = (shares * logits.clip(np.finfo(np.float32).min)).sum()  # of edges switched off
         of_logits += shares
     found -= times * below.sum()
     found += _urns(source, alpha, total, edges, labels, table, of_alpha, of_total)
