@@ -13,7 +13,7 @@ from pyro_nmm.guides.field import FieldGuide, fit_mixture
 from pyro_nmm.guides.fit_check import check_fit
 from pyro_nmm.guides.gibbs import FieldGibbs
 from pyro_nmm.guides.mixture import MarginalGuide, MixtureGuide, density
-from pyro_nmm.guides.nested import NestedPosterior, nested_posterior
+from pyro_nmm.guides.nested import nested_posterior
 from pyro_nmm.guides.ordered import evidence_guide, ordered_guide
 from pyro_nmm.models.random_fields import mean_field
 

@@ -58,7 +58,7 @@ class Langevin:
         if learns and not self.num_steps & (self.num_steps - 1):
             self.learn(here, at)
             self._num_learned = self.num_steps
-        a = math.exp(self._log_step)
+        a = self.step_size
         width = math.sqrt(a * (2 - a))
         mean = here.position + a * self.inverse @ here.gradient
         there = at(mean + width * self._root @ torch.randn_like(mean))
@@ -94,6 +94,10 @@ class Langevin:
         self._hessian = (self._hessian + found) / 2 if known else found
         self.inverse = torch.linalg.inv(self._hessian)
         self._root = torch.linalg.cholesky(self.inverse)
+
+    @property
+    def step_size(self) -> float:
+        return math.exp(self._log_step)
 
     @property
     def acceptance(self) -> float:

@@ -143,8 +143,8 @@ class _Scores:
         x = torch.linalg.solve_triangular(root, (self.positions - center).T, upper=False).T
         polynomial = _Polynomial(size, degree)
         covariance = root.T @ self.covariance @ root
-        spread = covariance.diagonal(dim1=1, dim2=2).mean()
-        lower = torch.linalg.cholesky(covariance + 1e-6 * spread * torch.eye(size).double())
+        # Scores without noise are those of a prior alone: to a thousandth of their unit.
+        lower = torch.linalg.cholesky(covariance + 1e-6 * torch.eye(size).double())
         scores = self.mean if noise is None else self.mean + noise
         target = torch.linalg.solve_triangular(lower, (scores @ root)[..., None], upper=False)
         inputs = torch.linalg.solve_triangular(lower, polynomial.gradients(x), upper=False)
@@ -163,9 +163,9 @@ class _Scores:
         return line, torch.stack(others, 1) - line[:, None]
 
     def noise(self) -> Tensor:
-        return torch.distributions.MultivariateNormal(
-            torch.zeros_like(self.mean), self.covariance
-        ).sample()
+        values, vectors = torch.linalg.eigh(self.covariance)
+        normal = torch.randn_like(self.mean) * values.clamp(min=0).sqrt()
+        return (vectors @ normal[..., None])[..., 0]
 
 
 def _points(size: int, number: int) -> Tensor:

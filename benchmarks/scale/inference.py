@@ -38,7 +38,7 @@ from benchmarks.shared.tables import (
     table,
 )
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs
+from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs, nested_posterior
 from pyro_nmm.guides.fit_check import MOST_SHIFT, MOST_WIDTH
 from pyro_nmm.models import nmm
 from pyro_nmm.ops.diagnostics import effective_size
@@ -155,6 +155,91 @@ def readme(args, results: Records) -> None:
         row |= {"fits": check.fits, "mixed": check.mixed, "shift": check.shift.abs().max().item()}
         row |= {"width": check.width.log().abs().max().exp().item()}
         results.add(**key, **row, **intervals(truth, draws_of(guide, None)))
+
+
+def exact(args, results: Records) -> None:
+    """The same data sets by other methods."""
+    each = {"nodes": args.of_readme, "method": [*EXACT], "seed": range(args.num_sets)}
+    for key in results.missing(task="exact", **each):
+        truth, names, _ = of_readme.labelled(key["nodes"], key["seed"])
+        start = time.process_time()
+        draws, found = EXACT[key["method"]](names["model"], names["y"])
+        row = {"seconds": time.process_time() - start, **found}
+        results.add(**key, **row, **intervals(truth, draws))
+
+
+def nested(model: Callable, y: Tensor) -> tuple[dict[str, Tensor], dict]:
+    found = nested_posterior(model, y)
+    return found.sample(1000), {"misfit": found.misfit, "apart": found.apart}
+
+
+def gibbs(model: Callable, y: Tensor) -> tuple[dict[str, Tensor], dict]:
+    mcmc = MCMC(FieldGibbs(model), 2000, 300, disable_progbar=True)
+    mcmc.run(y)
+    draws = mcmc.get_samples()
+    return draws, {name: effective_size(draws[name][None]).item() for name in RANKED}
+
+
+EXACT: dict[str, Callable] = {"nested": nested, "gibbs": gibbs}
+
+
+def small_world(nodes: int, seed: int) -> tuple[Callable, dict[str, float]]:
+    """A labelling of three labels, whose attention has a feature, and its true parameters."""
+    graph = nx.watts_strogatz_graph(nodes, 6, 0.3, seed=seed)
+    ends = torch.tensor([*graph.edges]).T
+    hood = Neighborhood(torch.cat([ends, ends.flip(0)], 1), nodes)
+    pyro.set_rng_seed(seed)
+    feature, base = torch.randn(hood.num_edges), torch.full((nodes, 3), 1 / 3)
+    y = NeighborMixture(hood, 0.4 * base, feature).sample()
+
+    def model() -> None:
+        kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
+        beta = pyro.sample("beta", dist.Normal(0.0, 1.0))
+        nmm(hood, kappa * base, beta * feature, y, collapsed=True)
+
+    return model, {"kappa": 0.4, "beta": 1.0}
+
+
+#: Of FieldGibbs: its plan, and both of those that it chooses from; and the steps before 0.4.
+PLANS: dict[str, dict] = {
+    "FieldGibbs": {},
+    "one sweep": {"num_sweeps": 1, "num_moves": 0},
+    "joint moves": {"num_sweeps": 50, "num_moves": 8},
+    "random walk, joint moves": {"kernel": RandomWalkKernel, "num_sweeps": 50, "num_moves": 8},
+}
+
+
+def sizes(args, results: Records) -> None:
+    """Chains from two dispersed starts on graphs of several sizes, of a fixed CPU time each."""
+    torch.set_default_dtype(torch.float)
+    each = {"nodes": args.sizes, "method": args.plans, "seed": range(args.repeats), "start": [0, 1]}
+    for key in results.missing(task="sizes", **each):
+        model, _ = small_world(key["nodes"], key["seed"])
+        start = ({"kappa": -2.0, "beta": 0.0}, {"kappa": 2.0, "beta": 1.5})[key["start"]]
+        params = {name: torch.tensor(value) for name, value in start.items()}
+        marks: list[float] = []
+        kept: list[tuple] = []
+
+        def hook(kernel, params, stage, number, marks=marks, kept=kept) -> None:
+            marks.append(time.process_time())
+            kept.append(tuple(params[name].item() for name in RANKED))
+            if len(marks) > args.warmup and marks[-1] - marks[args.warmup] > args.limit:
+                raise OutOfTime
+
+        pyro.set_rng_seed(100 + key["start"])
+        kernel, begin = FieldGibbs(model, **PLANS[key["method"]]), time.process_time()
+        with suppress(OutOfTime):
+            options: dict[str, Any] = {"initial_params": params, "disable_progbar": True}
+            MCMC(kernel, args.most, args.warmup, hook_fn=hook, **options).run()
+        draws = torch.tensor(kept[args.warmup :]).double().T
+        row: dict = {"seconds": marks[-1] - marks[args.warmup - 1], "draws": draws.shape[1]}
+        row |= {"whole": marks[-1] - begin}
+        for name, column in zip(RANKED, draws, strict=True):
+            row[name] = {"mean": column.mean().item(), "sd": column.std().item()}
+            row[name]["effective"] = effective_size(column[None]).item()
+            halves = column[: len(column) // 2 * 2].view(2, -1)
+            row[name]["halves"] = [[h.mean().item(), h.var().item()] for h in halves]
+        results.add(**key, **row)
 
 
 def sweeps(args, results: Records) -> None:
@@ -368,13 +453,14 @@ OPTIONS = {
     "of_readme": ([34, 2000], "nodes, of readme and sweeps; many has the last"),
     "steps": ([600], "of readme; the others have the first"),
     "num_samples": (250, "draws after warm-up"), "warmup": (100, "steps of warm-up"),
-    "sizes": ([100, 400, 1600], "nodes, of numpyro"),
+    "sizes": ([100, 400, 1600], "nodes, of numpyro and sizes"), "plans": ([*PLANS], "of sizes"),
+    "most": (10_000, "draws of a chain, of sizes"),
     "sweeps": [1, 5, 10, 20], "parameters": ([25, 50, 100], "of many"),
     "repeats": (3, "data sets of each line, of numpyro, sweeps and many"), "results": Path,
     "samplers": (SAMPLERS, "of numpyro"), "chains": (2, "of each data set, of numpyro"),
     "limit": (600.0, "CPU seconds of a chain, of numpyro"),
 }  # fmt: skip
-main = command(__doc__, [club, readme, sweeps, many, numpyro], **OPTIONS)
+main = command(__doc__, [club, readme, exact, sizes, sweeps, many, numpyro], **OPTIONS)
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.double)

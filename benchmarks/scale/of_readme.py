@@ -29,19 +29,15 @@ def graph(nodes: int) -> Neighborhood:
     return Neighborhood(torch.cat([ends, ends.flip(0)], 1), nodes)
 
 
-def run(
-    nodes: int, seed: int, steps: int = 600, options: str = ""
-) -> tuple[dict[str, Tensor], AutoNMM, Any]:
-    """True parameters, the fitted guide, and what the program prints, for labels from its model.
-    ``steps`` stand in place of the program's number; ``options`` are of ``AutoNMM``."""
+def labelled(nodes: int, seed: int) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """True parameters, the names of the program with labels from its model, and how it fits."""
     program = README.read_text().split("```python\n")[2].split("```")[0]
     imports, model, fit = (
         program[: program.index("pyro.set_rng_seed")],
         program[program.index(MODEL) : program.index(FIT)],
         program[program.index(FIT) :],
     )
-    printed: list = []
-    names: dict[str, Any] = {"print": printed.append}
+    names: dict[str, Any] = {}
     exec(imports, names)
     torch.set_default_dtype(torch.float)  # as in a new process
     pyro.set_rng_seed(7)
@@ -51,10 +47,20 @@ def run(
     drawn = poutine.trace(names["model"]).get_trace(None).nodes
     names["y"] = drawn["y"]["value"]
     pyro.clear_param_store()
+    return {name: drawn[name]["value"] for name in ("kappa", "beta")}, names, fit
+
+
+def run(
+    nodes: int, seed: int, steps: int = 600, options: str = ""
+) -> tuple[dict[str, Tensor], AutoNMM, Any]:
+    """True parameters, the fitted guide, and what the program prints, for labels from its model.
+    ``steps`` stand in place of the program's number; ``options`` are of ``AutoNMM``."""
+    truth, names, fit = labelled(nodes, seed)
+    printed: list = []
+    names |= {"print": printed.append, "Chains": Chains}
     fit = fit.replace("range(600)", f"range({steps})").replace(FIT, f"{FIT[:-1]}{options})")
-    names["Chains"] = Chains
     exec(fit, names)
-    return {name: drawn[name]["value"] for name in ("kappa", "beta")}, names["guide"], printed[0]
+    return truth, names["guide"], printed[0]
 
 
 def draws_of(guide: AutoNMM, labels: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,177 @@
+# Copyright the pyro-nmm contributors
+# SPDX-License-Identifier: Apache-2.0
+
+"""Posteriors by scores at points, beside exact ones on a grid, and when they are refused."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from oracle import of_hood
+from pyro.infer import Predictive
+
+from pyro_nmm import Neighborhood
+from pyro_nmm.guides import nested_posterior
+from pyro_nmm.models import nmm
+
+HOOD = Neighborhood(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
+ALPHA = torch.tensor([[0.4, 0.8], [0.9, 0.3], [0.3, 0.3]]).double()
+OWN = (HOOD.source == HOOD.target).double()
+ZERO = torch.zeros(()).double()
+TIMES = 150
+
+
+def log_probs(log_kappa, beta):
+    """Of all labellings of three nodes."""
+    found = of_hood(HOOD, ALPHA.double() * math.exp(log_kappa), beta * OWN.double())
+    return torch.tensor(found.labels), torch.tensor(found.log_prob).flatten()
+
+
+def labellings(seed):
+    torch.manual_seed(seed)
+    labels, logs = log_probs(0.0, 0.5)
+    return labels[torch.multinomial(logs.exp(), TIMES, replacement=True)]
+
+
+def attended(y):
+    kappa = pyro.sample("kappa", dist.LogNormal(ZERO, 1.0))
+    beta = pyro.sample("beta", dist.Normal(ZERO, 1.0))
+    with pyro.plate("labellings", TIMES):
+        nmm(HOOD, kappa * ALPHA, beta * OWN, y, collapsed=True)
+
+
+def sensed(x):
+    """Of latent labels, with the spread of their measurements."""
+    kappa = pyro.sample("kappa", dist.LogNormal(ZERO, 1.0))
+    sd = pyro.sample("sd", dist.LogNormal(ZERO, 1.0))
+    with pyro.plate("labellings", TIMES):
+        y = nmm(HOOD, kappa * ALPHA, 0.5 * OWN, collapsed=True)
+        pyro.sample("x", dist.Normal(1.5 * y, sd).to_event(1), obs=x)
+
+
+def moments(log_likelihood, first, second):
+    """Means and standard deviations on a grid of two numbers with standard normal priors."""
+    logs = torch.tensor([[log_likelihood(float(a), float(b)) for b in second] for a in first])
+    logs = logs.double() - first[:, None] ** 2 / 2 - second**2 / 2
+    weights = logs.flatten().softmax(0).view_as(logs)
+    parts = (weights.sum(1), first), (weights.sum(0), second)
+    means = [float(w @ at) for w, at in parts]
+    return means, [
+        float((w @ (at - m) ** 2).sqrt()) for (w, at), m in zip(parts, means, strict=True)
+    ]
+
+
+def check(found, means, sds):
+    assert found.fits, str(found)
+    off = (found.mean - torch.tensor(means).double()) / torch.tensor(sds).double()
+    assert (off.abs() < 4 * found.mean_error + 0.06).all()
+    assert ((found.sd / torch.tensor(sds).double()).log().abs() < 4 * found.sd_error + 0.06).all()
+    assert (found.mean_error < 0.15).all()
+
+
+def test_two_parameters():
+    y = labellings(0)
+
+    def log_likelihood(log_kappa, beta):
+        labels, logs = log_probs(log_kappa, beta)
+        same = (y[:, None] == labels).all(-1)
+        return float((same.double() @ logs).sum())
+
+    pyro.set_rng_seed(0)
+    found = nested_posterior(attended, y, num_sweeps=400)
+    assert found.names == ["kappa", "beta"]
+    grid = torch.linspace(-2.5, 2.5, 41).double(), torch.linspace(-2.5, 3.0, 41).double()
+    means, sds = moments(log_likelihood, *grid)
+    check(found, means, sds)
+    assert {"misfit", "kappa", "beta"} <= set(str(found).split())
+    draws = found.sample(2000)
+    assert abs(draws["kappa"].log().mean() - means[0]) < 0.3 * sds[0]
+    assert Predictive(attended, {k: v[:3] for k, v in draws.items()})(None)["y"].shape == (
+        3,
+        150,
+        3,
+    )
+
+
+def test_latent_labels():
+    torch.manual_seed(1)
+    x = 1.5 * labellings(1) + 0.6 * torch.randn(TIMES, 3).double()
+
+    def log_likelihood(log_kappa, log_sd):
+        labels, logs = log_probs(log_kappa, 0.5)
+        seen = dist.Normal(1.5 * labels, math.exp(log_sd)).log_prob(x[:, None]).sum(-1)
+        return float((seen + logs).logsumexp(1).sum())
+
+    pyro.set_rng_seed(0)
+    found = nested_posterior(sensed, x, num_sweeps=400)
+    grid = torch.linspace(-3.2, 3.4, 45).double(), torch.linspace(-0.8, -0.2, 41).double()
+    check(found, *moments(log_likelihood, *grid))
+
+
+def test_two_modes_are_seen():
+    """The sign of a parameter that the model squares."""
+
+    def squared(y):
+        beta = pyro.sample("beta", dist.Normal(ZERO, 1.0))
+        with pyro.plate("labellings", TIMES):
+            nmm(HOOD, ALPHA, 6 * beta.square() * OWN, y, collapsed=True)
+
+    torch.manual_seed(2)
+    labels, logs = log_probs(0.0, 3.0)
+    y = labels[torch.multinomial(logs.exp(), TIMES, replacement=True)]
+    for seed in range(3):
+        pyro.set_rng_seed(seed)
+        found = nested_posterior(squared, y, num_sweeps=100)
+        assert not found.fits
+        assert "use FieldGibbs" in str(found)
+
+
+def refused(model, match, **options):
+    with pytest.raises(ValueError, match=match):
+        nested_posterior(model, **options)
+
+
+def field(alpha):
+    nmm(HOOD, alpha, 0.0 * OWN, torch.zeros(3).long(), collapsed=True)
+
+
+def of_normals(size):
+    with pyro.plate("rows", size):
+        field_of = pyro.sample("x", dist.Normal(ZERO, 1.0))
+    field(ALPHA * field_of.sum().exp())
+
+
+def with_discrete():
+    field(
+        ALPHA * (1 + pyro.sample("m", dist.Bernoulli(0.5)) + pyro.sample("x", dist.LogNormal(ZERO, 1)))
+    )
+
+
+def test_refusals():
+    refused(lambda: of_normals(9), "model has 9 continuous numbers, and a polynomial 1 to 8")
+    refused(lambda: field(ALPHA), "model has 0 continuous numbers")
+    refused(with_discrete, r"sites \['m'\] are discrete")
+    refused(lambda: of_normals(1), "num_sweeps must", num_sweeps=3)
+
+
+def test_one_and_three_numbers():
+    """Whose posterior is the prior, because all labels are alike."""
+    for size in (1, 3):
+        pyro.set_rng_seed(0)
+
+        def model(size=size):
+            with pyro.plate("rows", size):
+                x = pyro.sample("x", dist.Normal(0.5 + ZERO, 0.3))
+            nmm(
+                HOOD,
+                ALPHA * (1 + 1e-6 * x.sum().exp()),
+                0.0 * OWN,
+                torch.zeros(3).long(),
+                collapsed=True,
+            )
+
+        found = nested_posterior(model, num_sweeps=20)
+        assert (found.mean - 0.5).abs().max() < 0.02
+        assert (found.sd - 0.3).abs().max() < 0.02
