@@ -20,5 +20,5 @@ from pyro_nmm.models.random_fields import mean_field
 __all__ = [
     "AmortizedNMM", "AutoNMM", "BestState", "Chains", "DGLFRMGuide", "FieldGibbs", "FieldGuide",
     "MarginalGuide", "MixtureGuide", "check_fit", "check_program", "density", "evidence_guide",
-    "fit_links", "fit_mixture", "fit_nmm", "mean_field", "ordered_guide",
+    "fit_links", "fit_mixture", "fit_nmm", "mean_field", "nested_posterior", "ordered_guide",
 ]  # fmt: skip

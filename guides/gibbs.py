@@ -42,20 +42,22 @@ class FieldGibbs(MCMCKernel):
     Pyro's ``MCMC``.
 
     Sweeps draw the choices of each field, and its labels if these are latent, given the continuous
-    sites :math:`\theta` and the other fields; then a kernel of Pyro's moves :math:`\theta`.
-    :math:`\log p(y, c \mid \theta)` is a closed form with a gradient, so nothing is approximate:
+    sites :math:`\theta` and the other fields; then :math:`\theta` moves. :math:`\log p(y, c \mid
+    \theta)` is a closed form with a gradient, so nothing is approximate:
 
     .. math::
 
         c, y_{\text{latent}} \sim p(c, y_{\text{latent}} \mid \theta, x), \qquad
         \theta \sim p(\theta \mid c, y, x) .
 
-    Choices nearly fix the parameters that made them, so such steps are short. Between the two come
-    ``num_moves`` Metropolis steps of :math:`\theta` and all choices together: choices follow
-    :math:`\theta` to a proposal by ``num_sweeps`` sweeps at parameters between (Neal 2005, "Taking
-    Bigger Metropolis Steps by Dragging Fast Variables"). A warm-up fits proposals to the posterior.
-    With a few parameters the steps do most of the work, and ``kernel=RandomWalkKernel``, which
-    evaluates the program once, is fastest; more than 100 have no such steps.
+    Choices nearly fix the parameters that made them, so the second is a short way, of which the
+    kernel makes the most. Parameters take a step along the gradient, preconditioned by the Hessian
+    and over-relaxed (:mod:`pyro_nmm.guides.langevin`): to the other side of where choices hold
+    them. So do the choices of a sweep, among a row's edges in order of attention. On small graphs
+    ``num_moves`` Metropolis steps of :math:`\theta` and all choices together come before: choices
+    follow :math:`\theta` to a proposal by ``num_sweeps`` sweeps at parameters between (Neal 2005,
+    "Taking Bigger Metropolis Steps by Dragging Fast Variables"). A warm-up fits all of these. More
+    than 100 numbers move by NUTS alone.
 
     Discrete sites of no field, with finitely many values, are drawn from their full conditionals by
     a run of the program at each value. Elements in plates are drawn together if no site depends on
@@ -83,13 +85,13 @@ class FieldGibbs(MCMCKernel):
     ``nmm(..., predict=True)`` needs the choices.
 
     :param model: a Pyro program, without subsampling and vectorized particles.
-    :param kernel: of the continuous sites, a class such as ``NUTS``, ``HMC`` or
-        ``RandomWalkKernel``, and its ``options``.
-    :param int num_sweeps: Gibbs sweeps before each of its steps, and of a joint move, in which more
-        of them are worth it for more nodes: 20 or 100 cost up to a third of the effective draws a
-        second with 100 to 1,600 nodes.
-    :param int num_moves: joint moves before each of its steps; 0 for none. 4, 8 and 16 have 14.1,
-        10.8 and 9.2 effective draws a CPU second with 100 nodes, 7.1, 7.5 and 4.8 with 400.
+    :param kernel: of the continuous sites, in place of the steps along the gradient: a class such
+        as ``NUTS``, ``HMC`` or ``RandomWalkKernel``, and its ``options``.
+    :param int num_sweeps: Gibbs sweeps before each of its steps, and of a joint move. Default 50,
+        or one with more than 10,000 edges into observed nodes: 20 or 100 cost up to a third of the
+        effective draws a second with 100 to 1,600 nodes.
+    :param int num_moves: joint moves before each of its steps. Default 8, or none with so many
+        edges.
     :raises ValueError: for a program with no field, a tempered field, a discrete site whose values
         cannot be enumerated, and random sites that ``poutine.block`` hides.
     """
@@ -222,8 +224,9 @@ class FieldGibbs(MCMCKernel):
         """Fields of a run, whose parameters have no gradients."""
         fields = fields_of(trace, self.latent)
         for name, field in fields.items():
-            parts = {"alpha": field.prior.alpha.detach(), "logits": field.prior.logits.detach()}
-            fields[name] = field._replace(prior=replace(field.prior, **parts))
+            alpha, logits = field.prior.alpha.detach(), field.prior.logits.detach()
+            plain = replace(field.prior, alpha=alpha, logits=logits)
+            fields[name] = field._replace(prior=plain)
         return fields
 
     def _conditional(self, field: Field, run: Callable) -> Conditional:

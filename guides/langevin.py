@@ -47,7 +47,8 @@ class Langevin:
 
     def __init__(self, warmup_steps: int) -> None:
         self.warmup_steps, self.num_steps, self.num_accepted = warmup_steps, 0, 0
-        self._num_learned, self._log_step, self._hessian = 0, 0.0, torch.empty(0)
+        self._num_learned, self._log_step = 0, 0.0
+        self._hessian = self.inverse = self._root = torch.empty(0)
 
     def step(self, here: Any, at: Callable[[Tensor], Any]) -> Any:
         """The next point, ``here`` or one made by ``at``."""

@@ -232,8 +232,8 @@ def nested_posterior(
     >>> posterior.sample(5)["kappa"].shape
     torch.Size([5])
 
-    Its numbers are those without constraints, such as :math:`\log \kappa`. ``print`` shows them with
-    their Monte Carlo errors, and says if the polynomial does not fit or there are two modes.
+    Its numbers are those without constraints, such as :math:`\log \kappa`. ``print`` shows them
+    with their Monte Carlo errors, and says if the polynomial does not fit or there are two modes.
 
     :param model: a Pyro program as for :class:`~pyro_nmm.guides.FieldGibbs`, and its ``args`` and
         ``kwargs``.
@@ -257,8 +257,8 @@ def _nested(engine: "_Chains", size: int, num_sweeps: int) -> NestedPosterior:
     points = _points(size, number)
     found = engine.scores_at(center + points @ root.T, num_sweeps, BATCHES)
     x, base = _proposals(size, points.norm(dim=1).max().item())
-    *fitted, misfit = found.fit(center, root, degree)
-    moments = _moments(x, base, *fitted)
+    polynomial, coefficients, misfit = found.fit(center, root, degree)
+    moments = _moments(x, base, polynomial, coefficients)
     others = [
         _moments(x, base, *found.fit(center, root, degree, found.noise())[:2])
         for _ in range(REPEATS)
@@ -364,7 +364,8 @@ class _Chains:
         """``(num_batches, d)``, of all sweeps together, after some that forget the last point."""
         gibbs, found, before = self.gibbs, [], num_sweeps // BATCHES
         program = gibbs._at(gibbs.params_at(position))
-        run, kept = partial(gibbs._run_given, gibbs._constrained(program.params)), {}
+        run = partial(gibbs._run_given, gibbs._constrained(program.params))
+        kept: dict[str, Any] = {}
         for _ in range(num_batches):
             score = torch.zeros_like(position)
             for name in program.fields:

@@ -252,8 +252,9 @@ class Conditional(GraphDistribution):
         dtype = torch.double if on_processor else self.logits.dtype
         shares = torch.zeros(shape.numel(), rows.num_edges, dtype=dtype, device=rows.device)
         if on_processor:
-            draw, drawn = self._states(value, shape, rows), []
+            draw = self._states(value, shape, rows)
             draw = self._swept(draw, shape, num_before) if num_before else draw
+            drawn: list[Draw] = []
             for part in blocks(num_sweeps, draw.edges.numel()):
                 uniforms = uniforms_of(rows, part.stop - part.start, len(draw.edges))
                 entries = self._constants(shape)

@@ -67,5 +67,5 @@ def test_average_of_states(batch):
 
 def test_labels_beyond_the_classes_are_refused():
     part, shape, choices, labels, _ = given("", False)
-    with pytest.raises(ValueError, match="label outside 0..2"):
+    with pytest.raises(ValueError, match=r"label outside 0\.\.2"):
         LogJoint(part, shape)(choices, labels + 3)

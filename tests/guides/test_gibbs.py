@@ -202,6 +202,8 @@ BOTH = posterior_of(lambda k: sum(log_prob(y, k) for y in Y))
 #: Programs, exact expectations, options of the kernel and the number of draws.
 QUICK = {
     "joint moves": (*ONE, {"num_moves": 4}, 350),
+    "random walk": (*ONE, {"num_moves": 4, "kernel": RandomWalkKernel}, 350),
+    "steps alone": (*ONE, {"num_moves": 0, "num_sweeps": 1}, 700),
     "hmc": (*ONE, {"num_moves": 0, "kernel": HMC, "num_steps": 4}, 500),
     "discrete parents": (parents, exact_parents, {"num_moves": 3}, 250),
     "discrete parents, no joint moves": (parents, exact_parents, {"num_moves": 0}, 700),
@@ -217,6 +219,13 @@ SLOW = {
     "latent plate": (
         partial(latent, plate=True), posterior_of(lambda k: sum(of_x(x, k) for x in X)), {}, 250
     ),
+    "latent, steps alone": (
+        latent, posterior_of(partial(of_x, X[0])), {"num_moves": 0, "num_sweeps": 1}, 1000
+    ),
+    "two fields, steps alone": (
+        two_fields, posterior_of(of_two_fields), {"num_moves": 0, "num_sweeps": 1}, 1000
+    ),
+    "local latents, default": (local_latents, posterior_of(partial(of_x, X[0])), {}, 250),
     "local latents": (local_latents, posterior_of(partial(of_x, X[0])), {"kernel": NUTS}, 120),
     "two fields": (two_fields, posterior_of(of_two_fields), {}, 250),
     "two observed fields": (
@@ -228,8 +237,7 @@ CASES, KEEP = QUICK | SLOW, ("kappa", "own", "more", "m", "d", "beta")
 
 def draws_of(model, number, warmup=100, **options):
     # Few sweeps: weights are noisy, so a wrong use of them would show.
-    options = {"kernel": None, "num_sweeps": 2} | options
-    kernel = FieldGibbs(model, options.pop("kernel"), **options)
+    kernel = FieldGibbs(model, **{"num_sweeps": 2} | options)
     kernel.save_params = [n for n in poutine.trace(model).get_trace().stochastic_nodes if n in KEEP]
     mcmc = MCMC(kernel, number, warmup, disable_progbar=True)
     mcmc.run()

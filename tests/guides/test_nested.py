@@ -145,7 +145,8 @@ def of_normals(size):
 
 def with_discrete():
     field(
-        ALPHA * (1 + pyro.sample("m", dist.Bernoulli(0.5)) + pyro.sample("x", dist.LogNormal(ZERO, 1)))
+        ALPHA
+        * (1 + pyro.sample("m", dist.Bernoulli(0.5)) + pyro.sample("x", dist.LogNormal(ZERO, 1)))
     )
 
 
