@@ -6,13 +6,14 @@ processor."""
 
 import torch
 
+from pyro_nmm.compiled.coupling import coupled
 from pyro_nmm.compiled.draws import anneal, draw, meet, sweep
 from pyro_nmm.compiled.joint import joint, log_sums
 from pyro_nmm.compiled.loops import entropy, find, predict, ranks
 
 __all__ = [
-    "anneal", "draw", "entropy", "find", "joint", "log_sums", "meet", "predict", "ranks", "runs_on",
-    "sweep",
+    "anneal", "coupled", "draw", "entropy", "find", "joint", "log_sums", "meet", "predict", "ranks",
+    "runs_on", "sweep",
 ]  # fmt: skip
 
 #: Types of devices whose draws and sweeps are loops. Elsewhere tensor code takes fewer calls.

@@ -14,7 +14,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_nmm import compiled
-from pyro_nmm.arguments import as_expected, as_member, check_integers
+from pyro_nmm.arguments import as_expected, as_member, check_integers, check_plain
 from pyro_nmm.blocks import blocks
 from pyro_nmm.caching import LastCall, derived
 from pyro_nmm.consumers import consumer
@@ -26,6 +26,7 @@ from pyro_nmm.model_arguments import order_to_rows
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import sweeps
 from pyro_nmm.ops.annealing import Annealed, anneal
+from pyro_nmm.ops.coupling import Meetings, meeting_time
 from pyro_nmm.ops.entries import (
     KEPT,
     Draw,
@@ -401,6 +402,33 @@ class Conditional(GraphDistribution):
         found = path_likelihood(self.rows, entries, num_chains, num_points, num_sweeps)
         flat = (part.to(self.logits.dtype).expand(shape.numel()) for part in found)
         return PathEstimate(*(part.view(shape) for part in flat))
+
+    @torch.no_grad()
+    def meetings(self, num_pairs: int = 20, lag: int = 10, max_sweeps: int = 1000) -> Meetings:
+        r"""After how many sweeps two coupled chains agree, which bounds how far :meth:`sweep` is
+        from its limit, see :mod:`pyro_nmm.ops.coupling`.
+
+        >>> from pyro_nmm import NeighborMixture
+        >>> hood = Neighborhood.grid(8, 8)
+        >>> mix = NeighborMixture(hood, torch.ones(64, 2), torch.zeros(hood.num_edges))
+        >>> meetings = mix.choices(torch.arange(64) // 32).meetings()
+        >>> meetings.num_sweeps(distance=0.01) < 20
+        True
+
+        :param int num_pairs: of chains, from draws of this distribution.
+        :param int lag: by how many sweeps one is ahead. With more the bound is closer.
+        :param int max_sweeps: after which a pair is given up. Cost: of two chains of each pair,
+            :math:`O(E)` a sweep, latent :math:`O(E C)`.
+        :return: times, and bounds by them.
+        """
+        check_integers(1, num_pairs=num_pairs, lag=lag, max_sweeps=max_sweeps)
+        check_plain("meetings", self.batch_shape)
+        draws, entries = self._draw(Size([2 * num_pairs]), keep=False), self._constants(Size([1]))
+        times = [
+            meeting_time(self.rows, entries, Draw(*pair), lag, max_sweeps)
+            for pair in zip(draws.edges.split(2), draws.labels.split(2), strict=True)
+        ]
+        return Meetings(torch.tensor(times), lag)
 
     def _evaluate(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """``(..., n)`` twice: terms and log-probabilities of choices. A guide asks for density and
