@@ -151,6 +151,22 @@ def test_over_relaxed_sweeps(case, monkeypatch):
         assert correlations[1] < correlations[0] - 0.2
 
 
+@pytest.mark.parametrize("case", ["labels", "matrices", "mask"])
+def test_posterior_of_observed_labels(case):
+    """By sweeps it is that of all choices, where draws alone are not."""
+    q, _ = problem(case, concentration=0.05)
+    y, mask = torch.tensor([0, 1, 1, 0]), torch.tensor([True, False, True, True])
+    observed = mask if case == "mask" else torch.tensor([True, True, True, False])
+    relabel = matrices(q.hood, 2) if case == "matrices" else None
+    mix = NeighborMixture(q.hood, q.alpha, q.logits, relabel)
+    exact = mix.condition(y, observed).marginals()
+    plain, swept = (mix.condition(y, observed, SIZE, num_sweeps=n).marginals() for n in (0, 20))
+    assert (swept - exact).abs().max() < 0.02
+    assert case != "labels" or (plain - exact).abs().max() > 0.02
+    with pytest.raises(ValueError, match="num_sweeps needs num_samples"):
+        mix.condition(y, observed, SIZE, weighted=True, num_sweeps=1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float, torch.double])
 @pytest.mark.parametrize("concentration", [1e-3, 1e3])
 @pytest.mark.parametrize("case", ["labels", "evidence"])
