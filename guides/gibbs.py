@@ -378,10 +378,15 @@ class FieldGibbs(MCMCKernel):
         return transforms | dict.fromkeys(whole, _Whole)
 
     def logging(self) -> OrderedDict:
-        return self.kernel.logging()
+        if not self._steps:
+            return self.kernel.logging()
+        acceptance = f"{self._steps.acceptance:.3f}"
+        return OrderedDict({"step size": f"{self._steps.step_size:.2f}", "acc. prob": acceptance})
 
     def diagnostics(self) -> dict:
         found = self.kernel.diagnostics() if self.kernel.initial_params else {}
+        if self._steps:
+            found = {"acceptance rate": self._steps.acceptance}
         return {"divergences": []} | found
 
     def end_warmup(self) -> None:

@@ -250,8 +250,8 @@ def nested_posterior(
 
 
 def _nested(engine: "_Chains", size: int, num_sweeps: int) -> NestedPosterior:
-    ends = [_mode(engine, sign * engine.first, num_sweeps // 8) for sign in (-1, 1)]
-    (other, _), (center, root) = ends
+    other, _ = _mode(engine, -engine.first, num_sweeps // 8, num_turns=1)
+    center, root = _mode(engine, engine.first, num_sweeps // 8, MOST_TURNS)
     degree = 4 if size <= 4 else 3
     number = 1 + math.ceil(1.3 * len(_Polynomial(size, degree).powers) / size)
     points = _points(size, number)
@@ -293,7 +293,9 @@ def _proposals(size: int, radius: float) -> tuple[Tensor, Tensor]:
     return x, -(freedom + size) / 2 * (square / freedom).log1p()
 
 
-def _mode(engine: "_Chains", center: Tensor, num_sweeps: int) -> tuple[Tensor, Tensor]:
+def _mode(
+    engine: "_Chains", center: Tensor, num_sweeps: int, num_turns: int
+) -> tuple[Tensor, Tensor]:
     """The mode that chains find from a position, and a root of the covariance there."""
     engine.start(center)
     size, way, inverse = len(center), [], center.new_empty(0)
@@ -305,7 +307,7 @@ def _mode(engine: "_Chains", center: Tensor, num_sweeps: int) -> tuple[Tensor, T
         way.append(center)
     center, root = torch.stack(way[-CLIMB // 4 :]).mean(0), torch.linalg.cholesky(20 * inverse)
     cross = RADII[0] * torch.cat([torch.zeros(1, size), torch.eye(size), -torch.eye(size)]).double()
-    for turn in range(MOST_TURNS):
+    for turn in range(num_turns):
         found = engine.scores_at(center + cross @ root.T, max(20, num_sweeps), 10)
         line, slope = found.plane(center, root)
         values, vectors = torch.linalg.eigh(-(slope + slope.T) / 2)

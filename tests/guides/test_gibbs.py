@@ -307,12 +307,13 @@ def test_energies_are_of_the_new_choices():
     assert mcmc.diagnostics()["acceptance rate"]["chain 0"] > 0.9
 
 
-@pytest.mark.parametrize("kernel", [NUTS, HMC])
+@pytest.mark.parametrize("kernel", [NUTS, HMC, None])
 def test_kernels_of_pyro_in_inference_mode(kernel):
     with torch.inference_mode():
         mcmc = draws_of(attended, 20, 10, kernel=kernel)
     mcmc.summary()
     assert {"acceptance rate", "divergences"} < set(mcmc.diagnostics())
+    assert {"step size", "acc. prob"} == set(mcmc.kernel.logging())
     assert mcmc.get_samples()["beta"].shape == (20,)
 
 
