@@ -21,6 +21,7 @@ from torch.distributions import biject_to
 
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.distributions.conditional import Conditional
+from pyro_nmm.distributions.joint import LogJoint
 from pyro_nmm.fitting import ordinary, with_gradients
 from pyro_nmm.guides.discrete import other_value, redraw, values_of
 from pyro_nmm.guides.hidden_sites import check_hidden
@@ -29,7 +30,6 @@ from pyro_nmm.guides.program import Field, fields_of
 from pyro_nmm.guides.proposals import MOST, Proposals
 from pyro_nmm.models.plates import COPIES
 from pyro_nmm.ops.counts import posterior_alpha
-from pyro_nmm.ops.joint import LogJoint
 
 #: With more edges into observed nodes parameters move after each sweep, and not with all choices.
 #: Effective draws of the slower of two parameters in a CPU minute, together and alone: 705 and
@@ -157,20 +157,20 @@ class FieldGibbs(MCMCKernel):
             if not (name in self.latent or site_is_subsample(site))
         }
         #: Discrete sites of no field, and whether their elements in plates are drawn together.
-        self.discrete = {k: True for k, site in rest.items() if site["fn"].support.is_discrete}
+        self._discrete = {k: True for k, site in rest.items() if site["fn"].support.is_discrete}
         if self._start:
-            _check_start(self._start, {k: s for k, s in rest.items() if k not in self.discrete})
+            _check_start(self._start, {k: s for k, s in rest.items() if k not in self._discrete})
         fields = fields_of(trace, self.latent)
         borrowed = {field.site("y") for field in fields.values() if field.site("u") in sites}
         #: Sites whose density is a :class:`LogJoint`.
         self._joint = {name for field in fields.values() for name in field.names} - borrowed
         #: Whether densities of other sites do not depend on states, and these on one another.
         of_labels = any(field.latent for field in fields.values())
-        self.fixed = not (of_labels or self.discrete or borrowed)
+        self._fixed = not (of_labels or self._discrete or borrowed)
         edges = sum(f.prior.hood.restrict(f.observed).num_edges for f in fields.values())
         self._plan(edges * max(f.value("c").shape[:-1].numel() for f in fields.values()))
         # The evidence of a field's labels may depend on labels of fields below it.
-        self.states = {name: sites[name]["value"] for name in self.discrete}
+        self.states = {name: sites[name]["value"] for name in self._discrete}
         self._sweep({name: site["value"] for name, site in sites.items()})
         try:
             self.kernel.setup(warmup_steps, *args, **kwargs)
@@ -184,7 +184,7 @@ class FieldGibbs(MCMCKernel):
         self._groups += [seen] if seen else []
         few = 0 < size <= MOST
         self._moves = self._num_moves if few else 0
-        self._flips = self._num_moves if self.discrete else 0
+        self._flips = self._num_moves if self._discrete else 0
         self._proposals = Proposals(warmup_steps * self._moves)
         if self._steps:
             self._steps = Langevin(warmup_steps) if few else None
@@ -211,7 +211,7 @@ class FieldGibbs(MCMCKernel):
         run = partial(self._run_given, values)
         fields = program.fields if program else self._fields(run({}))
         for number, name in enumerate(fields):  # parameters may depend on labels of earlier fields
-            field = self._fields(run({}))[name] if number and not self.fixed else fields[name]
+            field = self._fields(run({}))[name] if number and not self._fixed else fields[name]
             q = self._conditional(field, run)
             states = q.sample() if name not in self.states else self._states_of(field, q)
             self._put(field, q, q.sweep(states, self._num_sweeps, over_relaxed=bool(self._steps)))
@@ -259,10 +259,10 @@ class FieldGibbs(MCMCKernel):
     @torch.no_grad()
     def _redraw(self, values: dict[str, Tensor]) -> None:
         """New values of discrete sites of no field given all else."""
-        for name, together in self.discrete.items():
+        for name, together in self._discrete.items():
             value, independent = redraw(partial(self._run_given, values), name, together)
             self.states = self.states | {name: value}
-            self.discrete[name] = together and independent
+            self._discrete[name] = together and independent
 
     @torch.no_grad()
     def _move(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -273,7 +273,7 @@ class FieldGibbs(MCMCKernel):
         for flips in [False] * self._moves + [True] * self._flips:
             params, kept, log_ratio = here.params, self.states, torch.zeros(())
             if flips:
-                name = list(self.discrete)[int(torch.randint(len(self.discrete), ()))]
+                name = list(self._discrete)[int(torch.randint(len(self._discrete), ()))]
                 values = values_of(name, here.trace.nodes[name])
                 self.states = kept | {name: other_value(kept[name], values)}
             else:
@@ -323,18 +323,18 @@ class FieldGibbs(MCMCKernel):
         assert self._steps
 
         here = _Point.of(program, self.states)
-        self._program = self._steps.step(here, self.point_at).program
+        self._program = self._steps.step(here, self._point_at).program
         return self._program.params
 
-    def params_at(self, position: Tensor) -> dict[str, Tensor]:
+    def _params_at(self, position: Tensor) -> dict[str, Tensor]:
         """Unconstrained parameters of all their numbers ``(d,)``."""
         like = self.kernel.initial_params
         parts = position.split([value.numel() for value in like.values()])
         pairs = zip(like.items(), parts, strict=True)
         return {name: part.view_as(value).to(value) for (name, value), part in pairs}
 
-    def point_at(self, position: Tensor) -> "_Point":
-        return _Point.of(self._at(self.params_at(position)), self.states)
+    def _point_at(self, position: Tensor) -> "_Point":
+        return _Point.of(self._at(self._params_at(position)), self.states)
 
     def _constrained(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: self.kernel.transforms[name].inv(params[name]) for name in params}
@@ -342,7 +342,7 @@ class FieldGibbs(MCMCKernel):
     @with_gradients
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         params = {name: params[name] for name in self.kernel.initial_params}
-        here = self._program if self.fixed else None
+        here = self._program if self._fixed else None
         if here and all(here.params[name] is value for name, value in params.items()):
             params = here.params
         else:

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The loop of `pyro_nmm.ops.joint`: a sum of logarithms and its gradient in one pass."""
+"""The loop of `pyro_nmm.distributions.joint`: a sum of logarithms and its gradient in one pass."""
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ def log_sums(rows, logits):
 
 @opaque
 def joint(alpha, logits, rows, sums, edges, labels, shares):
-    """See :class:`pyro_nmm.ops.joint.LogJoint`: the sum and its gradients, given
+    """See :class:`pyro_nmm.distributions.joint.LogJoint`: the sum and its gradients, given
     :func:`log_sums`. Cost: :math:`O(b (E + N C) + B n)`."""
     _check_labels(labels, alpha.shape[-1])
     logits, alpha, total = (_array(t, np.float64) for t in (logits, alpha, alpha.sum(-1)))

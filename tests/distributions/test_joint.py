@@ -8,9 +8,9 @@ import torch
 from graphs import parameters, random_sources
 
 from pyro_nmm import ChosenLabels, NeighborChoice
+from pyro_nmm.distributions.joint import LogJoint
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.ops.entries import Draw
-from pyro_nmm.ops.joint import LogJoint
 
 HOOD = random_sources(6, 4, torch.Generator().manual_seed(1))
 
