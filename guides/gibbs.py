@@ -122,6 +122,7 @@ class FieldGibbs(MCMCKernel):
         self._arguments: tuple[tuple, dict] = (), {}
         self._saved: list[str] = []
         self._start: dict[str, Tensor] | None = None
+        self._program: _Program | None = None  #: of the last step
 
     def __getattr__(self, name: str) -> Any:
         # Hooks read step sizes and the like.
@@ -188,7 +189,7 @@ class FieldGibbs(MCMCKernel):
         self._proposals = Proposals(warmup_steps * self._moves)
         if self._steps:
             self._steps = Langevin(warmup_steps) if few else None
-        self._program: _Program | None = None
+        self._program = None
         if self._start:  # which RandomWalkKernel forgets
             self.kernel.initial_params = self._start
         if not self._saved:
@@ -394,7 +395,7 @@ class FieldGibbs(MCMCKernel):
 
     def cleanup(self) -> None:
         self.kernel.cleanup()
-        self._start = None
+        self._start = self._program = None
 
 
 class _Program(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from pandas import DataFrame
+from pandas import DataFrame, concat
 from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
@@ -40,6 +40,7 @@ from benchmarks.shared.tables import (
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs, nested_posterior
 from pyro_nmm.guides.fit_check import MOST_SHIFT, MOST_WIDTH
+from pyro_nmm.guides.nested import MOST_APART, MOST_MISFIT
 from pyro_nmm.models import nmm
 from pyro_nmm.ops.diagnostics import effective_size
 
@@ -173,14 +174,7 @@ def nested(model: Callable, y: Tensor) -> tuple[dict[str, Tensor], dict]:
     return found.sample(1000), {"misfit": found.misfit, "apart": found.apart}
 
 
-def gibbs(model: Callable, y: Tensor) -> tuple[dict[str, Tensor], dict]:
-    mcmc = MCMC(FieldGibbs(model), 2000, 300, disable_progbar=True)
-    mcmc.run(y)
-    draws = mcmc.get_samples()
-    return draws, {name: effective_size(draws[name][None]).item() for name in RANKED}
-
-
-EXACT: dict[str, Callable] = {"nested": nested, "gibbs": gibbs}
+EXACT: dict[str, Callable] = {"nested": nested}
 
 
 def small_world(nodes: int, seed: int) -> tuple[Callable, dict[str, float]]:
@@ -386,6 +380,46 @@ def sweeps_of_readme(files: Files) -> str:
     return table(rows, ["nodes", "sweeps"], cells | {"CPU seconds": average("seconds", ".1f")})
 
 
+def nested_of_readme(files: Files) -> str:
+    """The data sets of README's program, and more of them, by other methods."""
+    rows = frame(files["inference"], task="exact")
+    if rows.empty:
+        return markdown([])
+    first = rows[rows["seed"] < 100].assign(seeds="the first 100")
+    every = rows.assign(seeds=f"all {len(rows)}")
+    fits = (rows["misfit"] < MOST_MISFIT) & (rows["apart"] < MOST_APART)
+    believed = rows[fits].assign(seeds="those that fit")
+    names = ["the first 100", f"all {len(rows)}", "those that fit"]
+    rows = concat([first, every, believed])
+    rows = rows.assign(seeds=ordered(rows["seeds"], names))
+    return held(rows, RANKED, ["nodes", "method", "seeds"])
+
+
+def by_size(files: Files) -> str:
+    """Effective draws of the slower parameter in a CPU minute, and R-hat over two starts."""
+    rows = frame(files["inference"], task="sizes")
+    if rows.empty:
+        return markdown([])
+    rows["effective"] = rows[["kappa.effective", "beta.effective"]].min(axis=1)
+    for name, seconds in (("rate", "seconds"), ("whole rate", "whole")):
+        rows[name] = 60 * rows["effective"] / rows[seconds]
+    cells: dict[str, Cell] = {"chains": count, "draws a chain": average("draws", ",.0f")}
+    cells |= {"log kappa": average("kappa.mean", ".2f"), "its sd": average("kappa.sd", ".2f")}
+    cells |= {"beta": average("beta.mean", ".2f"), "its sd ": average("beta.sd", ".3f")}
+    cells |= {"a CPU minute": average("rate", ",.0f")}
+    cells |= {"with warm-up": average("whole rate", ",.0f")}
+    for name, shown in (("kappa", "log kappa"), ("beta", "beta")):
+        cells[f"R-hat, {shown}"] = average(f"{name}.halves", ".3f", of=_r_hat)
+    names = {"nodes": ordered(rows["nodes"], None), "method": ordered(rows["method"], [*PLANS])}
+    return table(rows.assign(**names), ["nodes", "method"], cells)
+
+
+def _r_hat(chains: Sequence[list]) -> float:
+    """Of means and variances of halves of chains, so long that a half has no bias."""
+    means, variances = np.array([half for halves in chains for half in halves]).T
+    return float(((variances.mean() + means.var(ddof=1)) / variances.mean()) ** 0.5)
+
+
 def many_parameters(files: Files) -> str:
     cells: dict[str, Cell] = {"data sets": count, "in the interval": average("inside", ".0%")}
     cells |= {"rmse": average("error", ".3f", of=lambda v: mean(v) ** 0.5)}
@@ -444,7 +478,8 @@ def beside_numpyro(files: Files) -> str:
 
 
 TABLES = (
-    coverage, coverage_of_readme, sweeps_of_readme, many_parameters, coverage_of_one_labelling,
+    coverage, coverage_of_readme, nested_of_readme, by_size,
+    sweeps_of_readme, many_parameters, coverage_of_one_labelling,
     beside_numpyro,
 )  # fmt: skip
 OPTIONS = {
