@@ -491,7 +491,8 @@ def of_chains(smaller, folder):
 
 @study("club readme exact sizes sweeps many --num-sets 1 --num-samples 20 --warmup 10 "
        "--methods kernel --steps 5 --of-readme 34 --sweeps 1 --repeats 1 --parameters 2 --sizes 30 "
-       "--plans FieldGibbs --limit 0.3", club=1, readme=1, exact=1, sizes=2, sweeps=1, many=2)  # fmt: skip
+       "--plans FieldGibbs --limit 0.3",
+       club=1, readme=1, exact=1, sizes=2, sweeps=1, many=2)  # fmt: skip
 def posteriors(smaller, folder):
     def check(rows):
         assert all(row["kappa"]["low"] <= row["kappa"]["mean"] <= row["kappa"]["high"]
