@@ -159,26 +159,20 @@ def readme(args, results: Records) -> None:
 
 
 def exact(args, results: Records) -> None:
-    """The same data sets by other methods."""
-    each = {"nodes": args.of_readme, "method": [*EXACT], "seed": range(args.num_sets)}
+    """The same data sets without a guide."""
+    each = {"nodes": args.of_readme, "method": ["nested"], "seed": range(args.num_sets)}
     for key in results.missing(task="exact", **each):
         truth, names, _ = of_readme.labelled(key["nodes"], key["seed"])
         start = time.process_time()
-        draws, found = EXACT[key["method"]](names["model"], names["y"])
-        row = {"seconds": time.process_time() - start, **found}
+        found = nested_posterior(names["model"], names["y"])
+        draws = found.sample(1000)
+        row = {"seconds": time.process_time() - start}
+        row |= {"misfit": found.misfit, "apart": found.apart}
         results.add(**key, **row, **intervals(truth, draws))
 
 
-def nested(model: Callable, y: Tensor) -> tuple[dict[str, Tensor], dict]:
-    found = nested_posterior(model, y)
-    return found.sample(1000), {"misfit": found.misfit, "apart": found.apart}
-
-
-EXACT: dict[str, Callable] = {"nested": nested}
-
-
-def small_world(nodes: int, seed: int) -> tuple[Callable, dict[str, float]]:
-    """A labelling of three labels, whose attention has a feature, and its true parameters."""
+def small_world(nodes: int, seed: int) -> Callable:
+    """A program of one labelling of three labels, with a feature of each edge."""
     graph = nx.watts_strogatz_graph(nodes, 6, 0.3, seed=seed)
     ends = torch.tensor([*graph.edges]).T
     hood = Neighborhood(torch.cat([ends, ends.flip(0)], 1), nodes)
@@ -191,7 +185,7 @@ def small_world(nodes: int, seed: int) -> tuple[Callable, dict[str, float]]:
         beta = pyro.sample("beta", dist.Normal(0.0, 1.0))
         nmm(hood, kappa * base, beta * feature, y, collapsed=True)
 
-    return model, {"kappa": 0.4, "beta": 1.0}
+    return model
 
 
 #: Of FieldGibbs: its plan, and both of those that it chooses from; and the steps before 0.4.
@@ -208,7 +202,7 @@ def sizes(args, results: Records) -> None:
     torch.set_default_dtype(torch.float)
     each = {"nodes": args.sizes, "method": args.plans, "seed": range(args.repeats), "start": [0, 1]}
     for key in results.missing(task="sizes", **each):
-        model, _ = small_world(key["nodes"], key["seed"])
+        model = small_world(key["nodes"], key["seed"])
         start = ({"kappa": -2.0, "beta": 0.0}, {"kappa": 2.0, "beta": 1.5})[key["start"]]
         params = {name: torch.tensor(value) for name, value in start.items()}
         marks: list[float] = []
@@ -381,7 +375,7 @@ def sweeps_of_readme(files: Files) -> str:
 
 
 def nested_of_readme(files: Files) -> str:
-    """The data sets of README's program, and more of them, by other methods."""
+    """The data sets of README's program, and more of them, without a guide."""
     rows = frame(files["inference"], task="exact")
     if rows.empty:
         return markdown([])

@@ -56,15 +56,14 @@ def meeting_time(
 ) -> float:
     """Of two chains from two draws. Cost: of twice as many sweeps, :math:`O(E C)` each."""
     entries, _ = shift_evidence(rows, entries)
-    ahead = sweep(rows, entries, Draw(draw.edges[:1], draw.labels[:1]), uniforms_of(rows, lag, 1))[
-        0
-    ]
+    first = Draw(draw.edges[:1], draw.labels[:1])
+    ahead, *_ = sweep(rows, entries, first, uniforms_of(rows, lag, 1))
     edges, labels = (
         torch.cat([one, two[1:]]).cpu().numpy().copy()
         for one, two in ((ahead.edges, draw.edges), (ahead.labels, draw.labels))
     )
-    for number in range(max_sweeps):
-        uniforms = uniforms_of(rows, 1, 3)
-        if compiled.coupled(rows, entries, edges, labels, uniforms):
-            return float(lag + number + 1)
+    for start in range(0, max_sweeps, lag):
+        uniforms = uniforms_of(rows, min(lag, max_sweeps - start), 3)
+        if met := compiled.coupled(rows, entries, edges, labels, uniforms):
+            return float(lag + start + met)
     return torch.inf

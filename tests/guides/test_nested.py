@@ -158,7 +158,7 @@ def test_refusals():
 
 
 def test_one_and_three_numbers():
-    """Whose posterior is the prior, because all labels are alike."""
+    """The posterior is the prior, because parameters do not change the density."""
     for size in (1, 3):
         pyro.set_rng_seed(0)
 
