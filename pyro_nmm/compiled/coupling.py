@@ -6,7 +6,7 @@
 import numpy as np
 
 from pyro_nmm.compiled.draws import _count, _inputs, _of
-from pyro_nmm.compiled.loops import _array, _compiled, opaque
+from pyro_nmm.compiled.loops import _array, _compiled, _widest, opaque
 
 
 @_compiled
@@ -47,7 +47,7 @@ def _coupled(inputs, uniforms, edges, labels, tables):
     # The number of sweeps until both chains (2, rows) agree; zero if they do not.
     single, ptr, source = inputs[:3]
     every, width = tables.shape[2] - 1, 1 if len(single) else tables.shape[2] - 1
-    most = np.max(ptr[1:] - ptr[:-1]) * width
+    most = _widest(ptr) * width
     probs, places = np.empty((2, most)), np.zeros(2, np.int64)
     for sweep in range(len(uniforms)):
         agree = True

@@ -18,6 +18,7 @@ from pyro_nmm.compiled.loops import (
     _graph,
     _run,
     _tensors,
+    _widest,
     opaque,
 )
 
@@ -65,7 +66,7 @@ def _rows(kind, step, inputs, table, uniforms, edges, labels, sums, counts, shar
     # It takes the branches out where sums, counts or shares are ().
     single, ptr, source, attention, alpha, total, observed, likelihood = inputs
     each, every = len(likelihood) == len(source), table.shape[1] - 1
-    running = np.empty(np.max(ptr[1:] - ptr[:-1]))
+    running = np.empty(_widest(ptr))
     ordered = np.empty(MOST_ORDERED, np.int64)
     for place in range(len(ptr) - 1):
         i = place if step > 0 else len(ptr) - 2 - place
@@ -167,7 +168,8 @@ def _sweep(first, last, table, kind, inputs, uniforms, edges, labels, shares, vi
             of_edges = (shares[0][b],) if len(shares) else ()
             _rows(kind, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), (), of_edges)
             if len(shares):
-                shares[1][sweep, b], shares[2][sweep, b] = edges[b], labels[b]
+                for i in range(len(ptr) - 1):
+                    shares[1][sweep, b, i], shares[2][sweep, b, i] = edges[b, i], labels[b, i]
             if len(visits):
                 for i in range(len(ptr) - 1):
                     visits[0][b, i, labels[b, i]] += 1

@@ -61,6 +61,14 @@ def _ranks(choices, labels, table, same_label, any_label):
 
 
 @_compiled
+def _widest(ptr):
+    most = 0  # np.max of differences takes half a second to compile
+    for i in range(len(ptr) - 1):
+        most = max(most, ptr[i + 1] - ptr[i])
+    return most
+
+
+@_compiled
 def _clear(ptr, source, edges, labels, table):
     for i in range(len(ptr) - 1):
         table[source[edges[i]], labels[i]] = 0
@@ -159,7 +167,7 @@ def _slopes(
 def _predict(ptr, source, attention, alpha, total, weights, uniforms, counts, labels):
     # counts[j, t] holds the choices of node j in component t: by label, then all of them.
     num_components, every = counts.shape[1], counts.shape[2] - 1
-    running, score = np.empty(np.max(ptr[1:] - ptr[:-1])), np.empty(every)
+    running, score = np.empty(_widest(ptr)), np.empty(every)
     for i in range(len(ptr) - 1):
         score[:] = 0
         for e in range(ptr[i], ptr[i + 1]):
