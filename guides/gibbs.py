@@ -5,7 +5,6 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -213,7 +212,10 @@ class FieldGibbs(MCMCKernel):
         fields = program.fields if program else self._fields(run({}))
         for number, name in enumerate(fields):  # parameters may depend on labels of earlier fields
             field = self._fields(run({}))[name] if number and not self._fixed else fields[name]
-            q = self._conditional(field, run)
+            q = program.conditionals.get(name) if program else None
+            q = q or self._conditional(field, run)
+            if program:
+                program.conditionals[name] = q
             states = q.sample() if name not in self.states else self._states_of(field, q)
             self._put(field, q, q.sweep(states, self._num_sweeps, over_relaxed=bool(self._steps)))
 
@@ -224,11 +226,7 @@ class FieldGibbs(MCMCKernel):
     def _fields(self, trace: Trace) -> dict[str, Field]:
         """Fields of a run, whose parameters have no gradients."""
         fields = fields_of(trace, self.latent)
-        for name, field in fields.items():
-            alpha, logits = field.prior.alpha.detach(), field.prior.logits.detach()
-            plain = replace(field.prior, alpha=alpha, logits=logits)
-            fields[name] = field._replace(prior=plain)
-        return fields
+        return {k: field._replace(prior=field.prior.plain) for k, field in fields.items()}
 
     def _conditional(self, field: Field, run: Callable) -> Conditional:
         """Of all labellings of a field, with its rows in ascending order."""
@@ -314,7 +312,7 @@ class FieldGibbs(MCMCKernel):
         for name, field in fields_of(trace, self.latent).items():
             part = field.prior.of_rows(field.prior.hood.restrict(field.observed))
             joints[name] = LogJoint(part, field.value("c").shape[:-1])
-        return _Program(params, leaves, trace, rest, self._fields(trace), joints)
+        return _Program(params, leaves, trace, rest, self._fields(trace), joints, {})
 
     def _step(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """A step of parameters given all states."""
@@ -407,6 +405,7 @@ class _Program(NamedTuple):
     rest: Tensor  #: the log-density of parameters and of sites that are not in ``joints``
     fields: dict[str, Field]
     joints: dict[str, LogJoint]
+    conditionals: dict[str, Conditional]  #: kept for more sweeps
 
     def log_prob(self, states: dict[str, Tensor]) -> Tensor:
         """With choices, and with label distributions integrated out."""

@@ -8,11 +8,11 @@ import torch
 
 from pyro_nmm.compiled.coupling import coupled
 from pyro_nmm.compiled.draws import anneal, draw, meet, sweep
-from pyro_nmm.compiled.joint import joint, log_sums
+from pyro_nmm.compiled.joint import joint
 from pyro_nmm.compiled.loops import entropy, find, predict, ranks
 
 __all__ = [
-    "anneal", "coupled", "draw", "entropy", "find", "joint", "log_sums", "meet", "predict", "ranks",
+    "anneal", "coupled", "draw", "entropy", "find", "joint", "meet", "predict", "ranks",
     "runs_on", "sweep",
 ]  # fmt: skip
 

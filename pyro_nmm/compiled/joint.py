@@ -10,23 +10,6 @@ from pyro_nmm.compiled.loops import _array, _check_labels, _compiled, _graph, _t
 
 
 @_compiled
-def _log_sums(ptr, logits, attention):
-    found = np.zeros(len(logits))
-    for b in range(len(logits)):
-        for i in range(len(ptr) - 1):
-            top, total = -np.inf, 0.0
-            for e in range(ptr[i], ptr[i + 1]):
-                top = max(top, logits[b, e])
-            for e in range(ptr[i], ptr[i + 1]):
-                attention[b, e] = np.exp(logits[b, e] - top)
-                total += attention[b, e]
-            found[b] += top + np.log(total)
-            for e in range(ptr[i], ptr[i + 1]):
-                attention[b, e] /= total
-    return found
-
-
-@_compiled
 def _chosen(logits, edges, slopes):
     found = 0.0
     for b in range(len(edges)):
@@ -61,35 +44,24 @@ def _urns(source, alpha, total, edges, labels, table, slopes, of_total):
 
 
 @opaque
-def log_sums(rows, logits):
-    """``(b,)`` float64: sums over rows of the logarithms of their sums of ``exp(logits)``, and the
-    attention ``(b, num_edges)``, the gradient. Cost: :math:`O(b E)`."""
-    logits = _array(logits, np.float64)
-    attention = np.empty_like(logits)
-    return _log_sums(_array(rows.ptr), logits, attention), attention
-
-
-@opaque
-def joint(alpha, logits, rows, sums, edges, labels, shares):
-    """See :class:`pyro_nmm.distributions.joint.LogJoint`: the sum and its gradients, given
-    :func:`log_sums`. Cost: :math:`O(b (E + N C) + B n)`."""
+def joint(alpha, log_attention, rows, edges, labels, shares):
+    """See :class:`pyro_nmm.distributions.joint.LogJoint`: the sum, and its gradients towards
+    ``alpha`` and logits. Cost: :math:`O(b (E + N C) + B n)`."""
     _check_labels(labels, alpha.shape[-1])
-    logits, alpha, total = (_array(t, np.float64) for t in (logits, alpha, alpha.sum(-1)))
-    (edges, labels), source, (below, attention) = (
-        map(_array, (edges, labels)),
-        _graph(rows)[1],
-        sums,
+    alpha, total, log_attention = (
+        _array(t, np.float64) for t in (alpha, alpha.sum(-1), log_attention)
     )
-    times, of_alpha = len(edges) / len(logits), np.zeros_like(alpha)
-    of_logits, of_total = attention * -times, np.zeros_like(total)
+    (edges, labels), source = map(_array, (edges, labels)), _graph(rows)[1]
+    of_logits = np.exp(log_attention) * (-len(edges) / len(log_attention))
+    of_alpha, of_total = np.zeros_like(alpha), np.zeros_like(total)
     table = np.zeros((rows.num_sources, alpha.shape[-1] + 1), np.int32)
     if shares is None:
-        found = _chosen(logits, edges, of_logits)
+        found = _chosen(log_attention, edges, of_logits)
     else:
         shares = _array(shares, np.float64)
-        found = (shares * logits.clip(np.finfo(np.float32).min)).sum()  # of edges switched off
+        # Edges that are switched off have no share.
+        found = (shares * log_attention.clip(np.finfo(np.float32).min)).sum()
         of_logits += shares
-    found -= times * below.sum()
     found += _urns(source, alpha, total, edges, labels, table, of_alpha, of_total)
     of_alpha += of_total[..., None]
     return torch.tensor(found, dtype=torch.double), *_tensors(rows, of_alpha, of_logits)

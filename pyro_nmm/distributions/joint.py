@@ -32,11 +32,11 @@ class LogJoint:
 
     def __init__(self, parameters: Parameters, batch_shape: Size) -> None:
         self.rows, self.shape = parameters.hood, batch_shape
-        self.alpha, self.logits = (
+        log_attention = self.rows.log_softmax(parameters.plain.logits)
+        self.alpha, self.logits, self.log_attention = (
             flatten(part, batch_shape, dim)
-            for part, dim in ((parameters.alpha, 2), (parameters.logits, 1))
+            for part, dim in ((parameters.alpha, 2), (parameters.logits, 1), (log_attention, 1))
         )
-        self._sums = compiled.log_sums(self.rows, self.logits)
 
     def __call__(self, choices: Tensor, labels: Tensor) -> Tensor:
         flat = flatten(choices, self.shape).expand(self.shape.numel(), -1)
@@ -55,13 +55,13 @@ class LogJoint:
         return self._of(edges, labels, whole * len(draws)) / len(draws)
 
     def _of(self, *given: Any) -> Tensor:
-        return _LogJoint.apply(self.alpha, self.logits, self.rows, self._sums, *given)
+        return _LogJoint.apply(self.alpha, self.logits, self.log_attention, self.rows, *given)
 
 
 class _LogJoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, alpha: Tensor, logits: Tensor, *given: Any) -> Tensor:
-        value, of_alpha, of_logits = compiled.joint(alpha, logits, *given)
+        value, of_alpha, of_logits = compiled.joint(alpha, *given)
         ctx.save_for_backward(of_alpha.to(alpha), of_logits.to(logits))
         return value.to(alpha.device)
 

@@ -70,6 +70,12 @@ class Parameters:
         r"""``(..., num_edges)``: :math:`L_{ij}`."""
         return self.hood.softmax(self.logits)
 
+    @derived
+    def plain(self) -> "Parameters":
+        """Without gradients."""
+        parts = self.alpha.detach(), self.logits.detach(), self.channel.detach()
+        return Parameters(self.hood, *parts)
+
     def of_rows(self, rows: Neighborhood) -> "Parameters":
         """The parameters of some rows, whose edges are numbered as in ``hood``."""
         if rows is self.hood:
