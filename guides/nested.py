@@ -23,10 +23,13 @@ from typing import Any, NamedTuple
 
 import pyro
 import torch
+from pyro.distributions import MultivariateStudentT
 from pyro.infer.mcmc import RandomWalkKernel
 from torch import Tensor
 
+from pyro_nmm import AveragedPosterior
 from pyro_nmm.arguments import check_integers
+from pyro_nmm.distributions.path import PathEstimate
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.guides.gibbs import FieldGibbs
 from pyro_nmm.guides.langevin import Langevin
@@ -69,6 +72,7 @@ class NestedPosterior(NamedTuple):
     effective_size: float  #: what the draws are worth by their weights
     draws: Tensor  #: ``(T, d)``
     log_weights: Tensor  #: ``(T,)``
+    log_density: float  #: of the unconstrained numbers at the means
     engine: "_Chains"
 
     @property
@@ -97,6 +101,50 @@ class NestedPosterior(NamedTuple):
         drawn = torch.multinomial(self.log_weights.exp(), num_samples, replacement=True)
         parts = [self.engine.values_at(position) for position in self.draws[drawn]]
         return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+
+    @torch.no_grad()
+    def posterior(
+        self, num_draws: int = 16, num_samples: int = 8, num_sweeps: int = 20
+    ) -> dict[str, AveragedPosterior]:
+        """The posterior of each field's labels, averaged over draws of the parameters, by the name
+        of its choices.
+
+        :param int num_draws: of the parameters. For each, ``num_samples`` chains of ``num_sweeps``
+            sweeps, as in :meth:`~pyro_nmm.EvidenceConditional.posterior`.
+        :raises ValueError: for fields in plates.
+        """
+        check_integers(1, num_draws=num_draws, num_samples=num_samples)
+        drawn = torch.multinomial(self.log_weights.exp(), num_draws, replacement=True)
+        members: dict[str, list] = {}
+        for position in self.draws[drawn]:
+            for name, field, run in self.engine.fields_at(position):
+                members.setdefault(name, []).append(field.posterior(run, num_samples, num_sweeps))
+        if plated := [name for name, found in members.items() if isinstance(found[0], list)]:
+            raise ValueError(f"fields {plated} are in plates: give sample(n) to Predictive")
+        return {name: AveragedPosterior(found) for name, found in members.items()}
+
+    @torch.no_grad()
+    def log_evidence(self, num_chains: int = 4, num_points: int = 41) -> PathEstimate:
+        r"""The logarithm of the evidence, in nats, with a standard error,
+
+        .. math::
+
+            \log p(y) = \log p(y \mid \theta) + \log p(\theta) - \log p(\theta \mid y)
+
+        at the means, with :meth:`~pyro_nmm.NeighborMixture.path_likelihood` and its arguments.
+
+        :raises ValueError: for latent labels, which depend on data at other sites.
+        """
+        if not self.engine.gibbs._fixed:
+            raise ValueError("log_evidence is of observed labels")
+        value, variance = self.engine.rest_at(self.mean) - self.log_density, 0.0
+        for _, field, run in self.engine.fields_at(self.mean):
+            found = self.engine.gibbs._conditional(field, run).path_likelihood(
+                num_chains, num_points
+            )
+            value += found.log_likelihood.sum().item()
+            variance += found.standard_error.square().sum().item()
+        return PathEstimate(torch.tensor(value), torch.tensor(variance**0.5))
 
 
 class _Polynomial:
@@ -191,16 +239,18 @@ class _Weighted(NamedTuple):
     mean: Tensor
     covariance: Tensor
     log_weights: Tensor
+    log_total: Tensor  #: logarithm of the integral of the exponential
 
 
 def _moments(x: Tensor, base: Tensor, polynomial: _Polynomial, coefficients: Tensor) -> _Weighted:
     """Of draws ``x`` with log-density ``base``, weighted to the polynomial's."""
-    log_weights = polynomial.values(x) @ coefficients - base
-    log_weights = log_weights - log_weights.logsumexp(0)
+    log_ratios = polynomial.values(x) @ coefficients - base
+    log_weights = log_ratios.log_softmax(0)
     weights = log_weights.exp()
     mean = weights @ x
     centered = x - mean
-    return _Weighted(mean, (centered.T * weights) @ centered, log_weights)
+    log_total = log_ratios.logsumexp(0) - math.log(len(x))
+    return _Weighted(mean, (centered.T * weights) @ centered, log_weights, log_total)
 
 
 @with_gradients
@@ -234,6 +284,7 @@ def nested_posterior(
 
     Its numbers are those without constraints, such as :math:`\log \kappa`. ``print`` shows them
     with their Monte Carlo errors, and says if the polynomial does not fit or there are two modes.
+    ``posterior()`` has labels, averaged over parameters, and ``log_evidence()`` compares models.
 
     :param model: a Pyro program as for :class:`~pyro_nmm.guides.FieldGibbs`, and its ``args`` and
         ``kwargs``.
@@ -265,6 +316,8 @@ def _nested(engine: "_Chains", size: int, num_sweeps: int) -> NestedPosterior:
         for _ in range(REPEATS)
     ]
     sd = (root @ moments.covariance @ root.T).diag().sqrt()
+    at_mean = polynomial.values(moments.mean[None]) @ coefficients - moments.log_total
+    log_density = at_mean.item() - root.diag().log().sum().item()
     means = torch.stack([root @ other.mean for other in others])
     sds = torch.stack([(root @ other.covariance @ root.T).diag().sqrt() for other in others])
     apart = torch.linalg.solve_triangular(root, (other - center)[:, None], upper=False)
@@ -279,6 +332,7 @@ def _nested(engine: "_Chains", size: int, num_sweeps: int) -> NestedPosterior:
         1 / (2 * moments.log_weights).logsumexp(0).exp().item(),
         center + x @ root.T,
         moments.log_weights,
+        log_density,
         engine,
     )
 
@@ -286,12 +340,11 @@ def _nested(engine: "_Chains", size: int, num_sweeps: int) -> NestedPosterior:
 def _proposals(size: int, radius: float) -> tuple[Tensor, Tensor]:
     """Draws of a Student t within one and a half radii of all points, where the polynomial may be
     trusted, and their log-densities."""
-    freedom = 5.0
-    chi = torch.distributions.Chi2(freedom).sample((DRAWS, 1)).double()
-    x = torch.randn(DRAWS, size).double() * (freedom / chi).sqrt()
-    square = x.square().sum(1)
-    x, square = (part[square < (1.5 * radius) ** 2] for part in (x, square))
-    return x, -(freedom + size) / 2 * (square / freedom).log1p()
+    unit = torch.eye(size, dtype=torch.double)
+    law = MultivariateStudentT(5.0 * unit[0, 0], 0 * unit[0], unit)
+    x = law.sample((DRAWS,))
+    inside = x.norm(dim=1) < 1.5 * radius
+    return x[inside], law.log_prob(x[inside]) - inside.double().mean().log()
 
 
 def _mode(engine: "_Chains", center: Tensor, num_sweeps: int) -> tuple[Tensor, Tensor]:
@@ -331,10 +384,7 @@ class _Chains:
             raise ValueError(
                 f"sites {[*gibbs._discrete]} are discrete and of no nmm: use FieldGibbs"
             )
-        self.names = []
-        for name, value in gibbs.kernel.initial_params.items():
-            several = value.numel() > 1
-            self.names += [f"{name}[{k}]" for k in range(value.numel())] if several else [name]
+        self.names = gibbs._names()
         if not 0 < len(self.names) <= MOST_NUMBERS:
             raise ValueError(
                 f"model has {len(self.names)} continuous numbers, and a polynomial 1 to "
@@ -345,6 +395,17 @@ class _Chains:
 
     def values_at(self, position: Tensor) -> dict[str, Tensor]:
         return self.gibbs._constrained(self.gibbs._params_at(position))
+
+    def fields_at(self, position: Tensor) -> list[tuple]:
+        """Names, fields and runs of the program, with the others' labels drawn anew."""
+        values = self.values_at(position)
+        self.gibbs._sweep(values)
+        run = partial(self.gibbs._run_given, values)
+        return [(name, field, run) for name, field in self.gibbs._fields(run({})).items()]
+
+    def rest_at(self, position: Tensor) -> float:
+        """The log-density of parameters, and of sites that are no fields."""
+        return float(self.gibbs._at(self.gibbs._params_at(position)).rest)
 
     def start(self, position: Tensor) -> None:
         """New chains."""

@@ -3,6 +3,7 @@
 
 """Posteriors of hyperparameters by the kernel of MCMC and by SVI. README.md explains them."""
 
+import gc
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from benchmarks.shared.tables import (
     ordered,
     table,
 )
+from benchmarks.shared.timing import peak_memory, timed
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs, nested_posterior
 from pyro_nmm.guides.fit_check import MOST_SHIFT, MOST_WIDTH
@@ -47,6 +49,8 @@ from pyro_nmm.ops.diagnostics import effective_size
 RANKED = "kappa", "beta"
 #: Guides of many parameters.
 GUIDES = {"covariance": AutoMultivariateNormal, "no correlations": AutoNormal}
+#: Draws among which the true parameter has a rank.
+FEW = 19
 #: Motions on which the members of the karate club vote.
 NUM_MOTIONS = 30
 
@@ -169,6 +173,45 @@ def exact(args, results: Records) -> None:
         row = {"seconds": time.process_time() - start}
         row |= {"misfit": found.misfit, "apart": found.apart}
         results.add(**key, **row, **intervals(truth, draws))
+
+
+def large(args, results: Records) -> None:
+    """The README's program on large graphs, without a guide."""
+    each = {"nodes": args.of_readme, "sweeps": args.sweeps, "seed": range(args.repeats)}
+    for key in results.missing(task="large", **each):
+        truth, names, _ = of_readme.labelled(key["nodes"], key["seed"])
+        gc.collect()
+        fit = partial(nested_posterior, names["model"], names["y"], num_sweeps=key["sweeps"])
+        (found, seconds), peak, _ = peak_memory(timed, fit, clock=time.process_time)
+        row: dict = {"seconds": seconds, "peak": peak, "edges": names["hood"].num_edges}
+        row |= {"misfit": found.misfit, "apart": found.apart}
+        for name, *values in zip(found.names, *map(Tensor.tolist, found[1:5]), strict=True):
+            row[name] = dict(zip(("mean", "sd", "mean_error", "sd_error"), values, strict=True))
+            row[name]["truth"] = truth[name].log().item() if name == "kappa" else truth[name].item()
+        results.add(**key, **row)
+
+
+def kernel(args, results: Records) -> None:
+    """The same data sets by the kernel of MCMC, and the rank of the truth among a few draws."""
+    each = {"nodes": args.of_readme, "seed": range(args.num_sets)}
+    for key in results.missing(task="kernel", **each):
+        truth, names, _ = of_readme.labelled(key["nodes"], key["seed"])
+        pyro.set_rng_seed(key["seed"])
+        gibbs = FieldGibbs(names["model"])
+        chain = MCMC(gibbs, args.num_samples, args.warmup, disable_progbar=True)
+        start = time.process_time()
+        chain.run(names["y"])
+        draws = chain.get_samples()
+        row = {"seconds": time.process_time() - start, "draws": args.num_samples}
+        row |= intervals(truth, draws)
+        for name, value in truth.items():
+            row[name]["effective"] = effective_size(draws[name][None]).item()
+            last = (
+                args.num_samples // FEW * FEW
+            )  # of equal parts, of which the last draws are taken
+            some = draws[name][:last].view(FEW, -1)[:, -1]
+            row[name]["rank"] = int((some < value).sum())
+        results.add(**key, **row)
 
 
 def small_world(nodes: int, seed: int) -> Callable:
@@ -489,7 +532,8 @@ OPTIONS = {
     "samplers": (SAMPLERS, "of numpyro"), "chains": (2, "of each data set, of numpyro"),
     "limit": (600.0, "CPU seconds of a chain, of numpyro"),
 }  # fmt: skip
-main = command(__doc__, [club, readme, exact, sizes, sweeps, many, numpyro], **OPTIONS)
+TASKS = [club, readme, exact, large, kernel, sizes, sweeps, many, numpyro]
+main = command(__doc__, TASKS, **OPTIONS)
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.double)

@@ -52,9 +52,13 @@ class AveragedPosterior(Posterior):
             got = f"(nodes, edges, labels) {sizes[0]} and {other[0]}"
             raise ValueError(f"members must be of one graph and one set of labels, got {got}")
         for member in self.members:
-            pairs = (member.observed, first.observed), (member.labels, first.labels)
-            if member.components.latent or not all(torch.equal(*pair) for pair in pairs):
+            same = torch.equal(member.observed, first.observed)
+            if not first.components.latent:
+                same = same and torch.equal(member.labels, first.labels)
+            if member.components.latent != first.components.latent or not same:
                 raise ValueError("members must be given the same labels of the same nodes")
+        self._probs = _mean([p._probs[p._place[self.nodes]] for p in self.members])
+        self.labels[self.nodes] = self._probs.argmax(-1)  # of latent labels, on average
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_members={len(self.members)}, {self.members[0]})"

@@ -86,6 +86,14 @@ def test_two_parameters():
     means, sds = moments(log_likelihood, *grid)
     check(found, means, sds)
     assert {"misfit", "kappa", "beta"} <= set(str(found).split())
+    logs = torch.tensor([[log_likelihood(float(a), float(b)) for b in grid[1]] for a in grid[0]])
+    priors = grid[0][:, None] ** 2 / 2 + grid[1] ** 2 / 2 + math.log(2 * math.pi)
+    area = (grid[0][1] - grid[0][0]) * (grid[1][1] - grid[1][0])
+    evidence, error = found.log_evidence(20, 81)
+    exact = (logs.double() - priors).flatten().logsumexp(0) + area.log()
+    assert abs(evidence - exact) < 4 * error + 0.1
+    with pytest.raises(ValueError, match="are in plates"):
+        found.posterior(1)
     draws = found.sample(2000)
     assert abs(draws["kappa"].log().mean() - means[0]) < 0.3 * sds[0]
     assert Predictive(attended, {k: v[:3] for k, v in draws.items()})(None)["y"].shape == (
@@ -108,6 +116,44 @@ def test_latent_labels():
     found = nested_posterior(sensed, x, num_sweeps=400)
     grid = torch.linspace(-3.2, 3.4, 45).double(), torch.linspace(-0.8, -0.2, 41).double()
     check(found, *moments(log_likelihood, *grid))
+
+
+LOG_KAPPAS = torch.linspace(-6.0, 6.0, 121).double()
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_labels_are_mixed_over_parameters(latent):
+    """Of three nodes, two of which are observed, or all of them with an error."""
+    y, observed = torch.tensor([1, 1, 0]), torch.tensor([True, True, False])
+    evidence = torch.tensor([[0.0, 1.5], [0.0, 1.0], [0.0, 0.0]]).double()
+
+    def model():
+        kappa = pyro.sample("kappa", dist.LogNormal(ZERO, 2.0))
+        given = {} if latent else {"y": y, "observed": observed}
+        drawn = nmm(HOOD, kappa * ALPHA, 0.5 * OWN, collapsed=True, **given)
+        if latent:
+            with pyro.plate("nodes", 3):
+                pyro.factor("measured", evidence[torch.arange(3), drawn])
+
+    logs, tables = [], []
+    for log_kappa in LOG_KAPPAS:
+        labels, log_prob = log_probs(float(log_kappa), 0.5)
+        if latent:
+            log_prob = log_prob + evidence[torch.arange(3), labels].sum(-1)
+        else:
+            log_prob = log_prob.masked_fill((labels != y)[:, observed].any(-1), -torch.inf)
+        logs.append(log_prob.logsumexp(0) - log_kappa**2 / 8)
+        tables.append(log_prob.softmax(0) @ labels.double())
+    exact = torch.stack(logs).softmax(0) @ torch.stack(tables)
+    pyro.set_rng_seed(0)
+    found = nested_posterior(model, num_sweeps=200)
+    posterior = found.posterior(400, 4, 10)["c"]
+    assert (posterior.marginals()[:, 1] - exact).abs().max() < 0.05
+    assert (posterior.sample((4000,)).double().mean(0) - exact).abs().max() < 0.07
+    assert torch.equal(posterior.predict(), posterior.marginals().argmax(-1))
+    if latent:
+        with pytest.raises(ValueError, match="of observed labels"):
+            found.log_evidence()
 
 
 def test_two_modes_are_seen():
