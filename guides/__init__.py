@@ -6,6 +6,7 @@
 from pyro_nmm.guides.amortized import AmortizedNMM, fit_nmm
 from pyro_nmm.guides.automatic import AutoNMM
 from pyro_nmm.guides.best_state import BestState
+from pyro_nmm.guides.calibration import calibration_ranks
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.checking import check_program
 from pyro_nmm.guides.dglfrm import DGLFRMGuide, fit_links
@@ -19,6 +20,7 @@ from pyro_nmm.models.random_fields import mean_field
 
 __all__ = [
     "AmortizedNMM", "AutoNMM", "BestState", "Chains", "DGLFRMGuide", "FieldGibbs", "FieldGuide",
-    "MarginalGuide", "MixtureGuide", "check_fit", "check_program", "density", "evidence_guide",
-    "fit_links", "fit_mixture", "fit_nmm", "mean_field", "nested_posterior", "ordered_guide",
+    "MarginalGuide", "MixtureGuide", "calibration_ranks", "check_fit", "check_program", "density",
+    "evidence_guide", "fit_links", "fit_mixture", "fit_nmm", "mean_field", "nested_posterior",
+    "ordered_guide",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import networkx as nx
@@ -24,6 +24,7 @@ from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from pyro.infer.mcmc import RandomWalkKernel
 from pyro.optim import ClippedAdam
+from scipy.stats import chisquare
 from torch import Tensor
 
 from benchmarks.scale import of_readme
@@ -32,6 +33,7 @@ from benchmarks.shared.records import Files, Records, command
 from benchmarks.shared.tables import (
     Cell,
     average,
+    bracketed,
     count,
     frame,
     markdown,
@@ -39,8 +41,9 @@ from benchmarks.shared.tables import (
     table,
 )
 from benchmarks.shared.timing import peak_memory, timed
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs, nested_posterior
+from pyro_nmm.guides.calibration import rank
 from pyro_nmm.guides.fit_check import MOST_SHIFT, MOST_WIDTH
 from pyro_nmm.guides.nested import MOST_APART, MOST_MISFIT
 from pyro_nmm.models import nmm
@@ -206,11 +209,7 @@ def kernel(args, results: Records) -> None:
         row |= intervals(truth, draws)
         for name, value in truth.items():
             row[name]["effective"] = effective_size(draws[name][None]).item()
-            last = (
-                args.num_samples // FEW * FEW
-            )  # of equal parts, of which the last draws are taken
-            some = draws[name][:last].view(FEW, -1)[:, -1]
-            row[name]["rank"] = int((some < value).sum())
+            row[name]["rank"] = int(rank(value, draws[name], FEW))
         results.add(**key, **row)
 
 
@@ -229,6 +228,48 @@ def small_world(nodes: int, seed: int) -> Callable:
         nmm(hood, kappa * base, beta * feature, y, collapsed=True)
 
     return model
+
+
+#: Of about so many nodes, and kinds of graphs of them.
+NODES = 1024
+GRAPHS: dict[str, Callable] = {
+    "ring": lambda: nx.cycle_graph(NODES),
+    "grid": lambda: nx.grid_2d_graph(32, 32),
+    "binary tree": lambda: nx.balanced_tree(2, 9),
+    "star": lambda: nx.star_graph(NODES - 1),
+    "six links, regular": lambda: nx.random_regular_graph(6, NODES, seed=0),
+    "six links, random": lambda: nx.gnm_random_graph(NODES, 3 * NODES, seed=0),
+    "small world": lambda: nx.watts_strogatz_graph(NODES, 6, 0.3, seed=0),
+    "hubs": lambda: nx.barabasi_albert_graph(NODES, 3, seed=0),
+    "cliques of 16": lambda: nx.connected_caveman_graph(NODES // 16, 16),
+    "dense, a tenth of all pairs": lambda: nx.gnp_random_graph(NODES, 0.1, seed=0),
+}
+
+
+def meetings(args, results: Records) -> None:
+    """Sweeps until coupled chains of choices meet, on kinds of graphs, with labels of the model."""
+    torch.set_default_dtype(torch.double)
+    each = {"graph": [*GRAPHS], "labels": ["observed", "latent"], "kappa": [3.0, 1.0, 0.3, 0.1]}
+    for key in results.missing(task="meetings", **each):
+        ends = torch.tensor([*nx.convert_node_labels_to_integers(GRAPHS[key["graph"]]()).edges]).T
+        hood = Neighborhood(torch.cat([ends, ends.flip(0)], 1), int(ends.max()) + 1)
+        pyro.set_rng_seed(0)
+        alpha = torch.full((hood.num_nodes, 3), key["kappa"] / 3)
+        mix = NeighborMixture(hood, alpha, torch.zeros(hood.num_edges))
+        y = mix.sample()
+        if key["labels"] == "observed":
+            q = mix.choices(y)
+        else:  # measured with errors of one standard deviation
+            means = 2 * torch.eye(3)
+            x = dist.Normal(means[y], 1.0).sample()
+            evidence = dist.Normal(means, 1.0).log_prob(x[:, None]).sum(-1)
+            q = EvidenceConditional(hood, alpha, mix.logits, evidence)
+        start = time.process_time()
+        found = q.meetings(num_pairs=args.num_pairs, max_sweeps=2000)
+        row: dict = {"seconds": time.process_time() - start, "edges": hood.num_edges}
+        met = found.times.isfinite()
+        row |= {"met": met.sum().item(), "times": (found.times[met] - found.lag).tolist()}
+        results.add(**key, **row, certified=found.num_sweeps() if met.all() else None)
 
 
 #: Of FieldGibbs: its plan, and both of those that it chooses from; and the steps before 0.4.
@@ -432,6 +473,49 @@ def nested_of_readme(files: Files) -> str:
     return held(rows, RANKED, ["nodes", "method", "seeds"])
 
 
+def large_graphs(files: Files) -> str:
+    cells: dict[str, Cell] = {"edges": average("edges", ",.0f")}
+    for name, shown in (("kappa", "log kappa"), ("beta", "beta")):
+        cells[f"{shown}: truth"] = average(f"{name}.truth", ".2f")
+        cells[f"{shown}: mean"] = average(f"{name}.mean", ".3f")
+        cells[f"{shown}: sd"] = average(f"{name}.sd", ".3f")
+        cells[f"{shown}: error of the mean, in sd"] = average(f"{name}.mean_error", ".2f")
+    cells |= {"misfit": average("misfit", ".1f"), "apart": average("apart", ".1f")}
+    cells |= {"CPU seconds": average("seconds", ".0f"), "peak GB": average("peak", ".1f", 1e-9)}
+    return table(frame(files["inference"], task="large"), ["nodes", "sweeps"], cells)
+
+
+def kernel_of_readme(files: Files) -> str:
+    """Coverage, and p-values of a test that ranks of true values are uniform."""
+
+    def p_value(ranks: list[float]) -> float:
+        return float(
+            chisquare(np.bincount(np.array(ranks, int) * 10 // (FEW + 1), minlength=10))[1]
+        )
+
+    says: dict[str, Cell] = {}
+    for name, shown in (("kappa", "log kappa"), ("beta", "beta")):
+        says[f"{shown}: ranks, p"] = average(f"{name}.rank", ".2f", of=p_value)
+        says[f"{shown}: effective draws"] = average(f"{name}.effective", ".0f", of=median)
+    return held(frame(files["inference"], task="kernel"), RANKED, ["nodes"], says)
+
+
+def meeting_times(files: Files) -> str:
+    """Sweeps that are certified to a distance of .01, and in brackets the median meeting time."""
+    rows = frame(files["inference"], task="meetings")
+    if rows.empty:
+        return markdown([])
+    cells: dict[str, Cell] = {}
+    for kappa in sorted(rows["kappa"].unique(), reverse=True):
+        own = rows["kappa"] == kappa
+        for name in ("certified", "times"):
+            rows[f"{name}, {kappa}"] = rows[name].where(own)
+        medians = average(f"times, {kappa}", ".0f", of=lambda found: median(found[0]))
+        cells[f"kappa {kappa:g}"] = bracketed(average(f"certified, {kappa}", ".0f"), medians)
+    names = {"graph": ordered(rows["graph"], [*GRAPHS])}
+    return table(rows.assign(**names), ["graph", "labels"], cells)
+
+
 def by_size(files: Files) -> str:
     """Effective draws of the slower parameter in a CPU minute, and R-hat over two starts."""
     rows = frame(files["inference"], task="sizes")
@@ -515,7 +599,8 @@ def beside_numpyro(files: Files) -> str:
 
 
 TABLES = (
-    coverage, coverage_of_readme, nested_of_readme, by_size,
+    coverage, coverage_of_readme, nested_of_readme, large_graphs, kernel_of_readme, meeting_times,
+    by_size,
     sweeps_of_readme, many_parameters, coverage_of_one_labelling,
     beside_numpyro,
 )  # fmt: skip
@@ -523,6 +608,7 @@ OPTIONS = {
     "methods": ([*METHODS], "of the club"),
     "num_sets": (100, "data sets, of club and readme"),
     "of_readme": ([34, 2000], "nodes, of readme and sweeps; many has the last"),
+    "num_pairs": (20, "of chains, of meetings"),
     "steps": ([600], "of readme; the others have the first"),
     "num_samples": (250, "draws after warm-up"), "warmup": (100, "steps of warm-up"),
     "sizes": ([100, 400, 1600], "nodes, of numpyro and sizes"), "plans": ([*PLANS], "of sizes"),
@@ -532,7 +618,7 @@ OPTIONS = {
     "samplers": (SAMPLERS, "of numpyro"), "chains": (2, "of each data set, of numpyro"),
     "limit": (600.0, "CPU seconds of a chain, of numpyro"),
 }  # fmt: skip
-TASKS = [club, readme, exact, large, kernel, sizes, sweeps, many, numpyro]
+TASKS = [club, readme, exact, large, kernel, meetings, sizes, sweeps, many, numpyro]
 main = command(__doc__, TASKS, **OPTIONS)
 
 if __name__ == "__main__":
