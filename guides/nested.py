@@ -360,7 +360,7 @@ def _mode(engine: "_Chains", center: Tensor, num_sweeps: int) -> tuple[Tensor, T
     center, root = torch.stack(way[-CLIMB // 4 :]).mean(0), torch.linalg.cholesky(20 * inverse)
     cross = RADII[0] * torch.cat([torch.zeros(1, size), torch.eye(size), -torch.eye(size)]).double()
     for turn in range(MOST_TURNS):
-        found = engine.scores_at(center + cross @ root.T, max(20, num_sweeps), 10)
+        found = engine.scores_at(center + cross @ root.T, max(20, num_sweeps), size + 4)
         line, slope = found.plane(center, root)
         values, vectors = torch.linalg.eigh(-(slope + slope.T) / 2)
         # A step no longer, and a covariance no other, than a few points can tell.

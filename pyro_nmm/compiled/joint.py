@@ -44,7 +44,7 @@ def _urns(source, alpha, total, edges, labels, table, slopes, of_total):
 
 
 @opaque
-def joint(alpha, log_attention, rows, edges, labels, shares):
+def joint(alpha, log_attention, attention, rows, edges, labels, shares):
     """See :class:`pyro_nmm.distributions.joint.LogJoint`: the sum, and its gradients towards
     ``alpha`` and logits. Cost: :math:`O(b (E + N C) + B n)`."""
     _check_labels(labels, alpha.shape[-1])
@@ -52,7 +52,7 @@ def joint(alpha, log_attention, rows, edges, labels, shares):
         _array(t, np.float64) for t in (alpha, alpha.sum(-1), log_attention)
     )
     (edges, labels), source = map(_array, (edges, labels)), _graph(rows)[1]
-    of_logits = np.exp(log_attention) * (-len(edges) / len(log_attention))
+    of_logits = _array(attention, np.float64) * (-len(edges) / len(log_attention))
     of_alpha, of_total = np.zeros_like(alpha), np.zeros_like(total)
     table = np.zeros((rows.num_sources, alpha.shape[-1] + 1), np.int32)
     if shares is None:

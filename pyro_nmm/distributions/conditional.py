@@ -183,6 +183,13 @@ class Conditional(GraphDistribution):
             value = value.index_select(-1, self._row_of)
         return value.view(*shape, *self.event_shape)
 
+    def _told(self, draw: Draw, shape: Size) -> Tensor:
+        """The same, whose edges are known when they are asked for next."""
+        value = self._columns(draw, shape)
+        if not self.latent and self.rows is self.observed_rows:
+            self.rows.last_edges.put((value, shape), (draw.edges, None))
+        return value
+
     def _draw(self, shape: Size, keep: bool = True) -> Draw:
         entries, number = self._flat(shape), shape.numel()
         size = number * self.rows.num_edges * (self.num_classes if self.latent else 1)
@@ -227,9 +234,7 @@ class Conditional(GraphDistribution):
         if compiled.runs_on(self.hood.device):
             draw = self._states(value, shape, self.rows)
             draw = self._swept(draw, shape, num_sweeps, want="reflected" if over_relaxed else "")
-            swept = self._columns(draw, shape)
-            if not self.latent and self.rows is self.observed_rows:
-                self.rows.last_edges.put((swept, shape), (draw.edges, None))
+            swept = self._told(draw, shape)
         else:
             (numbers,) = self.continued(self.numbers(value, shape), shape, num_sweeps)
             swept = self.values_of(numbers).view(*shape, *self.event_shape)
@@ -262,7 +267,7 @@ class Conditional(GraphDistribution):
                 draw, found, *states = sweeps.sweep(rows, entries, draw, uniforms, "shares")
                 drawn += map(Draw, *states)
                 shares += found
-            value = self._columns(draw, shape)
+            value = self._told(draw, shape)
         else:
             numbers = self.numbers(value, shape)
             if num_before:

@@ -37,6 +37,7 @@ class LogJoint:
             flatten(part, batch_shape, dim)
             for part, dim in ((parameters.alpha, 2), (parameters.logits, 1), (log_attention, 1))
         )
+        self._attention = self.log_attention.exp()
 
     def __call__(self, choices: Tensor, labels: Tensor) -> Tensor:
         flat = flatten(choices, self.shape).expand(self.shape.numel(), -1)
@@ -55,7 +56,9 @@ class LogJoint:
         return self._of(edges, labels, whole * len(draws)) / len(draws)
 
     def _of(self, *given: Any) -> Tensor:
-        return _LogJoint.apply(self.alpha, self.logits, self.log_attention, self.rows, *given)
+        return _LogJoint.apply(
+            self.alpha, self.logits, self.log_attention, self._attention, self.rows, *given
+        )
 
 
 class _LogJoint(torch.autograd.Function):
@@ -69,4 +72,4 @@ class _LogJoint(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> Any:
         of_alpha, of_logits = (saved * slope.to(saved) for saved in ctx.saved_tensors)
-        return of_alpha, of_logits, None, None, None, None, None
+        return of_alpha, of_logits, *[None] * 6
