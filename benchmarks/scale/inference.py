@@ -341,27 +341,40 @@ class Weighted:
 
 
 def many(args, results: Records) -> None:
-    """Guides of many parameters, with and without their correlations."""
+    """Guides of many parameters, with and without their correlations, and the kernel."""
     each = {"parameters": args.parameters, "seed": range(args.repeats)}
-    for key in results.missing(task="many", guide=[*GUIDES], **each):
+    for key in results.missing(task="many", guide=[*GUIDES, "FieldGibbs"], **each):
         pyro.set_rng_seed(key["seed"])
         torch.set_default_dtype(torch.float)
         program = Weighted(args.of_readme[-1], key["parameters"])
         drawn = poutine.trace(program.model).get_trace().nodes
         y, truth = (drawn[name]["value"] for name in ("y", "betas"))
-        pyro.clear_param_store()
-        start, guide = time.process_time(), AutoNMM(program.model, GUIDES[key["guide"]])
-        elbo = Trace_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
-        svi = SVI(program.model, guide, ClippedAdam({"lr": 0.1, "lrd": 0.995}), elbo)
-        for _ in range(args.steps[0]):
-            svi.step(y)
-        with torch.no_grad():
-            draws = torch.stack([guide.parents(y)["betas"] for _ in range(1000)])
+        start, row = time.process_time(), {}
+        if key["guide"] == "FieldGibbs":
+            mcmc = MCMC(
+                FieldGibbs(program.model), args.num_samples, args.warmup, disable_progbar=True
+            )
+            mcmc.run(y)
+            draws = mcmc.get_samples()["betas"]
+            row = {"effective": effective_size(draws[None]).min().item()}
+        else:
+            draws = by_guide(program.model, y, GUIDES[key["guide"]], args.steps[0])
         low, high = draws.quantile(torch.tensor([0.05, 0.95]), 0)
         inside = ((low < truth) & (truth < high)).double().mean().item()
         error = (draws.mean(0) - truth).square().mean().item()
-        row = {"inside": inside, "error": error, "seconds": time.process_time() - start}
+        row |= {"inside": inside, "error": error, "seconds": time.process_time() - start}
         results.add(**key, **row)
+
+
+def by_guide(model: Callable, y: Tensor, parents: type, steps: int) -> Tensor:
+    pyro.clear_param_store()
+    guide = AutoNMM(model, parents)
+    elbo = Trace_ELBO(4, vectorize_particles=True, max_plate_nesting=0)
+    svi = SVI(model, guide, ClippedAdam({"lr": 0.1, "lrd": 0.995}), elbo)
+    for _ in range(steps):
+        svi.step(y)
+    with torch.no_grad():
+        return torch.stack([guide.parents(y)["betas"] for _ in range(1000)])
 
 
 def attended(nodes: int, seed: int) -> tuple[Neighborhood, Tensor, Tensor]:
@@ -544,6 +557,7 @@ def _r_hat(chains: Sequence[list]) -> float:
 def many_parameters(files: Files) -> str:
     cells: dict[str, Cell] = {"data sets": count, "in the interval": average("inside", ".0%")}
     cells |= {"rmse": average("error", ".3f", of=lambda v: mean(v) ** 0.5)}
+    cells |= {"effective draws": average("effective", ".0f")}
     cells |= {"CPU seconds": average("seconds", ".1f")}
     return table(frame(files["inference"], task="many"), ["parameters", "guide"], cells)
 
