@@ -62,8 +62,9 @@ PEERS = "NUTS, choices summed by hand", "NUTS, choices enumerated", "DiscreteHMC
 PEERS += ("HMCGibbs, conditionals by hand",)
 #: Choices of the kernel beside the samplers of peers.py.
 BESIDE: dict[str, dict] = {
+    "FieldGibbs, default": {},
     "FieldGibbs, random walk": {"kernel": RandomWalkKernel},
-    "FieldGibbs": {},
+    "FieldGibbs": {"kernel": NUTS},
 }
 SAMPLERS, REFERENCE = [*BESIDE, *PEERS], "FieldGibbs, random walk"
 

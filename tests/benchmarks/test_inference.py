@@ -16,6 +16,7 @@ from benchmarks.shared.records import read
 from pyro_nmm.models import nmm
 
 
+@pytest.mark.filterwarnings("ignore:.*effective draws")
 def test_chains_of_both_sides_store_rows(tmp_path):
     samplers = [*inference.BESIDE, *inference.PEERS[: bool(find_spec("numpyro"))]]
     path = tmp_path / "rows.jsonl"

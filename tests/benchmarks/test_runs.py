@@ -53,7 +53,7 @@ def study(command, **numbers):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Sparse:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*raise num_steps:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*raise num_steps:UserWarning", "ignore:.*effective draws")
 @pytest.mark.parametrize("name", STUDIES)
 def test_small_run(name, twice, smaller, tmp_path):
     """Rows are stored once, and their scores are scores."""
@@ -489,11 +489,14 @@ def of_chains(smaller, folder):
     return chains.main, none
 
 
-@study("club readme exact sizes sweeps many --num-sets 1 --num-samples 20 --warmup 10 "
-       "--methods kernel --steps 5 --of-readme 34 --sweeps 1 --repeats 1 --parameters 2 --sizes 30 "
-       "--plans FieldGibbs --limit 0.3",
-       club=1, readme=1, exact=1, sizes=2, sweeps=1, many=2)  # fmt: skip
+@study("club readme exact large kernel meetings sizes sweeps many --num-sets 1 --num-samples 20 "
+       "--warmup 10 --methods kernel --steps 5 --of-readme 34 --sweeps 20 --repeats 1 "
+       "--num-pairs 2 --parameters 2 --sizes 30 --plans FieldGibbs --limit 0.3",
+       club=1, readme=1, exact=1, large=1, kernel=1, meetings=8, sizes=2, sweeps=1,
+       many=3)  # fmt: skip
 def posteriors(smaller, folder):
+    smaller(inference, GRAPHS={"ring": inference.GRAPHS["ring"]}, NODES=9)
+
     def check(rows):
         assert all(row["kappa"]["low"] <= row["kappa"]["mean"] <= row["kappa"]["high"]
                    for row in rows if row["task"] in ("club", "readme", "exact"))  # fmt: skip

@@ -300,6 +300,20 @@ def test_joint_moves_of_many_labellings():
         assert (found.mean() - middle).abs() < 4.5 * error, power
 
 
+def test_draws_say_what_they_are_worth():
+    with pytest.warns(
+        UserWarning, match="kappa has .* effective draws of 200: raise num_samples to"
+    ):
+        mcmc = draws_of(many, 200, 20, num_sweeps=1, num_moves=0)
+    found, log_kappa = mcmc.diagnostics(), mcmc.get_samples()["kappa"].log()
+    sizes = found["effective draws"]["chain 0"]
+    assert sizes["kappa"] == pytest.approx(effective_size(log_kappa[None]).item(), rel=1e-3)
+    assert sizes["log density"] > sizes["kappa"]
+    assert found["log density"]["chain 0"].shape == (200,)
+    mcmc.kernel.setup(5)  # a second run counts its own draws
+    assert not {"log density", "effective draws"} & set(mcmc.kernel.diagnostics())
+
+
 def test_energies_are_of_the_new_choices():
     """At the energy of the choices before, one step in forty is accepted."""
     options = {"step_size": 0.1, "num_steps": 3, "adapt_step_size": False}
