@@ -57,7 +57,7 @@ class Proposals:
 
     def decide(self, params: dict[str, Tensor], log_ratio: Tensor, learns: bool = True) -> bool:
         """Whether a step from ``params`` is accepted. The warm-up ``learns`` from it."""
-        probability = log_ratio.clamp(max=0).exp().nan_to_num(0).item()
+        probability = log_ratio.clamp(max=0).exp().item() if log_ratio.isfinite() else 0.0
         self.num_steps += learns
         if learns and self.num_steps <= self.warmup_steps:
             if self._walks:

@@ -26,6 +26,8 @@ from pyro_nmm.compiled.loops import (
 FIRST, AGAIN, REFLECTED = 0, 1, 2
 #: Rows with more edges are not over-relaxed: each row's edges are ordered by insertion.
 MOST_ORDERED = 64
+#: The share of rows of an over-relaxed sweep that are drawn anew.
+ANEW = 0.125
 
 
 class _Inputs(NamedTuple):
@@ -98,8 +100,12 @@ def _rows(kind, step, inputs, table, uniforms, edges, labels, sums, counts, shar
             for e in range(start, ptr[i + 1]):
                 shares[0][e] += (running[e - start] - below) / weight
                 below = running[e - start]
-        size = ptr[i + 1] - start
-        if kind == REFLECTED and len(single) and size <= MOST_ORDERED:
+        size, uniform = ptr[i + 1] - start, uniforms[i]
+        reflects = kind == REFLECTED and len(single) and size <= MOST_ORDERED
+        if reflects:  # or not, so that two edges of equal weight do not only take turns
+            reflects = uniform >= ANEW
+            uniform = (uniform - ANEW) / (1 - ANEW) if reflects else uniform / ANEW
+        if reflects:
             # Of edges in order of attention, the one as far from the end as the old one from the
             # start: any order leaves the conditional as it is, because the way back is the same.
             for new in range(size):
@@ -116,7 +122,7 @@ def _rows(kind, step, inputs, table, uniforms, edges, labels, sums, counts, shar
                 e = ordered[rank]
                 share = running[e] - running[e - 1] if e > 0 else running[e]
                 if start + e == edges[i]:
-                    below += uniforms[i] * share
+                    below += uniform * share
                     break
                 below += share
             rest, rank = weight - below, -1
@@ -126,7 +132,7 @@ def _rows(kind, step, inputs, table, uniforms, edges, labels, sums, counts, shar
                 rest -= running[e] - running[e - 1] if e > 0 else running[e]
             e += start
         else:
-            e, threshold = start, uniforms[i] * weight
+            e, threshold = start, uniform * weight
             while running[e - start] <= threshold and running[e - start] < weight:
                 e += 1
         j, row = source[e], e if each else i
@@ -189,7 +195,10 @@ def _log_joint(inputs, table, edges, labels):
         else:
             above = (alpha[j, k] + table[j, k]) * likelihood[e if each else i, k]
             part = above / (total[j] + table[j, every])
-        product *= attention[e] * part
+        if attention[e] * part < 1e-100:
+            found += np.log(attention[e]) + np.log(part)
+        else:
+            product *= attention[e] * part
         if product < 1e-200:  # a logarithm costs more than all else
             found += np.log(product)
             product = 1.0
