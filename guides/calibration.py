@@ -33,8 +33,9 @@ def calibration_ranks(
         \theta_s, y_s \sim p(\theta, y), \quad \theta_{sl} \sim p(\theta \mid y_s)
 
     are uniform on :math:`0, \dots, L`, of every number of every site, if the draws are independent
-    and of the posterior. Ranks in the middle are of draws that are too wide, at both ends of too
-    narrow ones, and at one end of a bias. So it tests models, priors, kernels and guides together.
+    and of the posterior; draws that equal the true value are counted or not at random. Ranks in the
+    middle are of draws that are too wide, at both ends of too narrow ones, and at one end of a
+    bias. So it tests models, priors, kernels and guides together.
 
     >>> import pyro
     >>> from pyro.distributions import Normal
@@ -48,17 +49,24 @@ def calibration_ranks(
     (torch.Size([200]), True)
 
     :param model: a Pyro program that draws its data when it is called with ``args`` and ``kwargs``.
-    :param sample: from the values of all of its sites to draws ``(S, ...)`` of some of them. If
-        ``S`` is more than ``num_draws``, the last ones of equal parts of a chain are taken.
+    :param sample: from the values of all of its sites to draws ``(S, ...)`` of some of them, of
+        which ``num_draws`` are taken at equal distances, up to the last.
     :param int num_draws: ``L``.
     :return: ``(num_sets, ...)`` ranks by the names of the sites. Cost: so many of ``sample``.
-    :raises ValueError: for too few draws, and draws of what is no site.
+    :raises ValueError: for too few draws, draws of what is no site or of another shape, and a
+        program that has its data already.
     """
     check_integers(1, num_sets=num_sets, num_draws=num_draws)
     ranks: dict[str, list[Tensor]] = {}
     for _ in range(num_sets):
         nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes
-        sites = {k: site["value"] for k, site in nodes.items() if site["type"] == "sample"}
+        drawn = {k: site for k, site in nodes.items() if site["type"] == "sample"}
+        given = [
+            k for k, s in drawn.items() if s["is_observed"] and not s["infer"].get("_deterministic")
+        ]
+        if given:
+            raise ValueError(f"model has data at sites {given}: call it so that it draws them")
+        sites = {name: site["value"] for name, site in drawn.items()}
         for name, draws in sample(sites).items():
             if name not in sites:
                 raise ValueError(f"sample returned draws of {name!r}, but sites are {[*sites]}")
@@ -68,7 +76,11 @@ def calibration_ranks(
 
 def rank(value: Tensor, draws: Tensor, num_draws: int) -> Tensor:
     """How many of ``num_draws`` of the draws ``(S, ...)`` are below a value ``(...)``."""
-    part = len(draws) // num_draws
-    if not part:
+    if len(draws) < num_draws:
         raise ValueError(f"sample must return num_draws={num_draws} or more, got {len(draws)}")
-    return (draws[part - 1 :: part][:num_draws] < value).sum(0)
+    if draws.shape[1:] != value.shape or draws.isnan().any():
+        what = f"numbers of shape (S, {str((*value.shape,))[1:]}"
+        raise ValueError(f"sample must return draws that are {what}, got {tuple(draws.shape)}")
+    some = draws[torch.linspace(0, len(draws), num_draws + 1)[1:].long() - 1]
+    equal = (some == value).sum(0)
+    return (some < value).sum(0) + (torch.rand(equal.shape) * (equal + 1)).long().to(equal)

@@ -31,7 +31,7 @@ def _urns(source, alpha, total, edges, labels, table, slopes, of_total):
             slopes[of, j, k] += 1 / above
             of_total[of, j] -= 1 / below
             product *= above / below
-            if not 1e-200 < product < 1e200:  # a logarithm costs more than all else
+            if product < 1e-200:  # a logarithm costs more than all else
                 found += np.log(product)
                 product = 1.0
             table[j, k] += 1

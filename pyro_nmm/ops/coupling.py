@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm import compiled
+from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import Draw, Entries, shift_evidence
 from pyro_nmm.ops.sampling import uniforms_of
@@ -37,11 +38,13 @@ class Meetings(NamedTuple):
     def distance(self, num_sweeps: int) -> float:
         """A bound on the total variation between states after so many sweeps and the posterior,
         the mean over pairs."""
+        check_integers(0, num_sweeps=num_sweeps)
         late = ((self.times - self.lag - num_sweeps) / self.lag).ceil().clamp(min=0)
         return late.mean().item()
 
     def num_sweeps(self, distance: float = 0.01) -> int:
         """The least number of sweeps with such a bound."""
+        check_positive(distance=distance)
         if self.times.isinf().any():
             raise ValueError("chains did not meet: raise max_sweeps")
         number = 0

@@ -46,7 +46,24 @@ def test_wrong(width, shift):
     assert max(p_values(sample_of(width, shift))) < 1e-6
 
 
+def test_discrete_sites():
+    def model():
+        pyro.sample("b", dist.Bernoulli(0.3))
+
+    torch.manual_seed(0)
+    ranks = calibration_ranks(
+        model, lambda sites: {"b": dist.Bernoulli(0.3).sample((37,))}, num_sets=400
+    )
+    assert chisquare(ranks["b"].bincount(minlength=20)).pvalue > 0.001
+
+
 def test_errors():
+    for draws in (torch.zeros(19), torch.full((19, 2), torch.nan)):
+        with pytest.raises(ValueError, match=r"numbers of shape \(S, 2,\), got"):
+            calibration_ranks(model, lambda sites, draws=draws: {"mean": draws}, 3)
+    given = pyro.condition(model, {"x": torch.zeros(3, 2)})
+    with pytest.raises(ValueError, match=r"model has data at sites \['x'\]"):
+        calibration_ranks(given, sample_of(1.0, 0.0), 3)
     with pytest.raises(ValueError, match="num_draws=19 or more, got 5"):
         calibration_ranks(model, lambda sites: {"mean": sites["mean"].expand(5, 2)}, 3)
     with pytest.raises(ValueError, match=r"draws of 'mu', but sites are \['mean', 'x'\]"):

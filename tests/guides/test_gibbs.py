@@ -300,6 +300,32 @@ def test_joint_moves_of_many_labellings():
         assert (found.mean() - middle).abs() < 4.5 * error, power
 
 
+def test_factors_of_annealing_that_are_far_from_one():
+    """Products of them are below the least number."""
+    hood = Neighborhood(torch.empty(2, 0).long(), num_nodes=2)
+    mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(2))
+    for low in (-300.0, -440.0, -700.0):
+        start, end = mix.latents(torch.zeros(2, 2)), mix.latents(torch.tensor([[0.0, low]] * 2))
+        labels = torch.tensor([[0, 1], [1, 1]])
+        annealed = start.anneal(labels, end, 50)
+        assert annealed.gain.isfinite().all()
+        shown = labels[1].double(), annealed.states[1].double()
+        assert annealed.rise == pytest.approx(low * (shown[1].sum() - shown[0].sum()).item())
+    assert not Proposals(0).decide({}, torch.tensor(torch.inf), learns=False)
+
+
+def test_two_like_edges_do_not_take_turns():
+    """Over-relaxed sweeps would bring them back after each second one."""
+    hood = Neighborhood(torch.tensor([[1], [0]]), num_nodes=2)
+    q = OrderedConditional(hood, torch.ones(2, 2), torch.zeros(3), torch.zeros(2).long(),
+                           torch.tensor([True, False]))  # fmt: skip
+    states = before = q.sample((2000,))
+    for _ in range(40):
+        states = q.sweep(states, 2, over_relaxed=True)
+    assert abs((states == before).double().mean() - 0.5) < 0.05
+    assert abs(states.double().mean() - 0.5) < 0.05
+
+
 def test_draws_say_what_they_are_worth():
     with pytest.warns(
         UserWarning, match="kappa has .* effective draws of 200: raise num_samples to"
