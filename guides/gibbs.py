@@ -34,8 +34,9 @@ from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.diagnostics import effective_size
 
 #: With more edges into observed nodes parameters move after each sweep, and not with all choices.
-#: Effective draws of the slower of two parameters in a CPU minute, together and alone: 705 and
-#: 152 with 2,800 edges, 367 and 335 with 11,200, 108 and 304 with 28,000.
+#: Effective draws of the slower of two parameters in a CPU minute, together and alone: 1,001 and
+#: 103 with 2,800 edges, 277 and 201 with 11,200, 195 and 147 with 28,000 (docs/results/
+#: posteriors.md). From there on a joint move costs more sweeps, and many parameters have none.
 LARGE = 10_000
 #: Effective draws below which the kernel warns: means then have errors of a tenth of a standard
 #: deviation; of .14 with half of them, and .07 with twice as many.
@@ -84,8 +85,8 @@ class FieldGibbs(MCMCKernel):
     torch.Size([20])
 
     ``diagnostics()`` of ``MCMC`` has the acceptance, the log-density of each draw with its choices,
-    and the effective draws of each number and of this density. Fewer than 100, and than half of the
-    draws, bring a warning.
+    and the effective draws of each number and of this density. Fewer than 100, and than half of a
+    hundred draws or more, bring a warning.
     Compare several chains from dispersed starts by their R-hat.
 
     ``MCMC`` keeps the continuous sites. Its ``save_params=["kappa", "c"]`` keeps choices
@@ -418,7 +419,7 @@ class FieldGibbs(MCMCKernel):
         )
         sizes = dict(zip(names, effective.tolist(), strict=True))
         name = min(sizes, key=lambda name: sizes[name])
-        if sizes[name] < min(ENOUGH, len(columns) / 2):
+        if len(columns) >= ENOUGH and sizes[name] < min(ENOUGH, len(columns) / 2):
             more = math.ceil(len(columns) * ENOUGH / max(sizes[name], 1.0))
             warnings.warn(
                 f"{name} has {sizes[name]:.0f} effective draws of {len(columns)}: raise "

@@ -26,7 +26,9 @@ from pyro_nmm.compiled.loops import (
 FIRST, AGAIN, REFLECTED = 0, 1, 2
 #: Rows with more edges are not over-relaxed: each row's edges are ordered by insertion.
 MOST_ORDERED = 64
-#: The share of rows of an over-relaxed sweep that are drawn anew.
+#: The share of rows of an over-relaxed sweep that are drawn anew. With none the slower of two
+#: parameters is as fast (50 and 59 sweeps of autocorrelation, whose errors are 8), but a row with
+#: two edges of equal weight takes turns. With half of it such rows forget half as fast.
 ANEW = 0.125
 
 

@@ -91,6 +91,12 @@ def test_refusals():
     q = mix.choices(torch.arange(9) % 2)
     with pytest.raises(ValueError, match="chains did not meet: raise max_sweeps"):
         q.meetings(num_pairs=20, max_sweeps=1).num_sweeps()
+    meetings = Meetings(torch.ones(3), 1)
+    for distance in (-1.0, 0.0, float("nan"), "x"):
+        with pytest.raises(ValueError, match="distance must be positive"):
+            meetings.num_sweeps(distance)
+    with pytest.raises(ValueError, match="num_sweeps must be an integer"):
+        meetings.distance(2.5)
     with pytest.raises(ValueError, match="num_pairs must"):
         q.meetings(num_pairs=0)
     with pytest.raises(ValueError, match="meetings"):
