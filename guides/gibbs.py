@@ -251,22 +251,16 @@ class FieldGibbs(MCMCKernel):
         states = [self.states[name] for name in field.unknown]
         return torch.stack(states, -2) if q.latent else states[0]
 
-    def _put(self, field: Field, q: Conditional, states: Tensor) -> Tensor:
-        """Keep a sample of a field's conditional, and draw dice; their log-density."""
+    def _put(self, field: Field, q: Conditional, states: Tensor) -> None:
+        """Keep a sample of a field's conditional, and draw dice."""
         parts = states.unbind(-2) if q.latent else [states]
         self.states = self.states | dict(zip(field.unknown, parts, strict=True))
-        return self._log_dice(field, q, draw=True)
-
-    def _log_dice(self, field: Field, q: Conditional, draw: bool = False) -> Tensor:
-        """Log-density of the dice given choices and labels; dice are drawn before if asked for."""
-        c, *labels = (self.states[name] for name in field.unknown)
         if field.collapsed:
-            return c.new_zeros(())
+            return
+        c, *labels = parts
         borrowed = labels[0] if labels else q.data_of(q.observed_rows).expand(c.shape)
-        dice, name = Dirichlet(posterior_alpha(field.prior.alpha, c, borrowed)), field.site("z")
-        if draw:
-            self.states = self.states | {name: dice.sample()}
-        return dice.log_prob(self.states[name]).sum()
+        alpha = posterior_alpha(field.prior.alpha, c, borrowed)
+        self.states = self.states | {field.site("z"): Dirichlet(alpha).sample()}
 
     @torch.no_grad()
     def _redraw(self, values: dict[str, Tensor]) -> None:

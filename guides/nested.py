@@ -118,6 +118,7 @@ class NestedPosterior(NamedTuple):
         :raises ValueError: for fields in plates.
         """
         check_integers(1, num_draws=num_draws, num_samples=num_samples)
+        check_integers(0, num_sweeps=num_sweeps)
         drawn = torch.multinomial(self.log_weights.exp(), num_draws, replacement=True)
         members: dict[str, list] = {}
         for position in self.draws[drawn]:
