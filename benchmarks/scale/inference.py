@@ -477,14 +477,15 @@ def nested_of_readme(files: Files) -> str:
     rows = frame(files["inference"], task="exact")
     if rows.empty:
         return markdown([])
-    first = rows[rows["seed"] < 100].assign(seeds="the first 100")
-    every = rows.assign(seeds=f"all {len(rows)}")
     fits = (rows["misfit"] < MOST_MISFIT) & (rows["apart"] < MOST_APART)
-    believed = rows[fits].assign(seeds="those that fit")
-    names = ["the first 100", f"all {len(rows)}", "those that fit"]
-    rows = concat([first, every, believed])
-    rows = rows.assign(seeds=ordered(rows["seeds"], names))
-    return held(rows, RANKED, ["nodes", "method", "seeds"])
+    parts = {
+        "the first 100": rows[rows["seed"] < 100],
+        "all": rows,
+        "those that fit": rows[fits],
+    }
+    every = concat([part.assign(seeds=name) for name, part in parts.items()])
+    every = every.assign(seeds=ordered(every["seeds"], [*parts]))
+    return held(every, RANKED, ["nodes", "method", "seeds"])
 
 
 def large_graphs(files: Files) -> str:
