@@ -51,11 +51,12 @@ DRAWS = 20_000
 #: Repetitions with the errors of scores, for the errors of moments.
 REPEATS = 30
 #: Residuals of scores that do not matter, in units of the score one standard deviation off. With .1
-#: a posterior of five nodes passed whose width was 16 % too small; half refuses right ones.
+#: a posterior of five nodes passed whose width was 16 % too small, without one was refused that was
+#: right to 2 %.
 CLOSE = 0.03
-#: Of 400 simulated data sets of 2,000 nodes 357 have a misfit below half of it and 35 up to it, with
-#: the truth a root mean square of 1.0 and 1.2 standard deviations from the mean; 4 up to twice of it
-#: and 4 above, of 1.1 to 2.0.
+#: Of 400 simulated data sets of 2,000 nodes 357 have a misfit below half of it and 35 up to it,
+#: with the truth a root mean square of 1.0 and 1.2 standard deviations from the mean; 4 up to twice
+#: of it and 4 above, of 1.1 to 2.0.
 MOST_MISFIT = 2.6
 #: Two ways to one mode end .5 standard deviations apart in the median of these. Two of the 400 are
 #: refused; with half of it 10 would be, and twice of it could hide modes that are near.
