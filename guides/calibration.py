@@ -59,7 +59,7 @@ def calibration_ranks(
     check_integers(1, num_sets=num_sets, num_draws=num_draws)
     ranks: dict[str, list[Tensor]] = {}
     for _ in range(num_sets):
-        nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes
+        nodes: dict[str, Any] = poutine.trace(model).get_trace(*args, **kwargs).nodes
         drawn = {k: site for k, site in nodes.items() if site["type"] == "sample"}
         given = [
             k for k, s in drawn.items() if s["is_observed"] and not s["infer"].get("_deterministic")
