@@ -45,7 +45,7 @@ def calibration_ranks(
     >>> def sample(sites):  # here MCMC(FieldGibbs(model), ...).run(sites["y"]), or a guide's fit
     ...     return {"mean": Normal(sites["x"] / 2, 0.5**0.5).sample((19,))}
     >>> ranks = calibration_ranks(model, sample, num_sets=200)
-    >>> ranks["mean"].shape, 4 < ranks["mean"].double().std() < 8  # 5.8 if they are uniform
+    >>> ranks["mean"].shape, 4 < ranks["mean"].double().std().item() < 8  # 5.8 if uniform
     (torch.Size([200]), True)
 
     :param model: a Pyro program that draws its data when it is called with ``args`` and ``kwargs``.

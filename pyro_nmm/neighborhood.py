@@ -203,6 +203,7 @@ class Neighborhood:
             _, shifted, total = self.shifted_sum(logits)
             return shifted - total.log().index_select(-1, self.row)
 
+        logits = self._of_edges("logits", logits)
         return find() if logits.requires_grad else self._last_attention.get((logits,), find)
 
     def logsumexp(self, logits: Tensor) -> Tensor:

@@ -118,6 +118,29 @@ def test_latent_labels():
     check(found, *moments(log_likelihood, *grid))
 
 
+def test_few_labels_and_a_skewed_prior():
+    """Points that begin too far from the mode run away from it."""
+    y = torch.tensor([0, 0, 1])
+
+    def model():
+        kappa = pyro.sample("kappa", dist.Gamma(2 + ZERO, 2.0))
+        nmm(HOOD, kappa * ALPHA, 0.5 * OWN, y, collapsed=True)
+
+    logs = []
+    for log_kappa in LOG_KAPPAS:
+        labels, log_prob = log_probs(float(log_kappa), 0.5)
+        same = (labels == y).all(-1)
+        logs.append(log_prob[same].sum() + 2 * log_kappa - 2 * log_kappa.exp())
+    weights = torch.stack(logs).softmax(0)
+    mean = weights @ LOG_KAPPAS
+    sd = (weights @ (LOG_KAPPAS - mean) ** 2).sqrt()
+    for seed in range(3):
+        pyro.set_rng_seed(seed)
+        found = nested_posterior(model, num_sweeps=100)
+        assert abs(found.mean - mean) < 0.15 * sd
+        assert abs(found.sd / sd - 1) < 0.15
+
+
 LOG_KAPPAS = torch.linspace(-6.0, 6.0, 121).double()
 
 
