@@ -81,6 +81,6 @@ def rank(value: Tensor, draws: Tensor, num_draws: int) -> Tensor:
     if draws.shape[1:] != value.shape or draws.isnan().any():
         what = f"numbers of shape (S, {str((*value.shape,))[1:]}"
         raise ValueError(f"sample must return draws that are {what}, got {tuple(draws.shape)}")
-    some = draws[torch.linspace(0, len(draws), num_draws + 1)[1:].long() - 1]
+    some = draws[torch.arange(1, num_draws + 1) * len(draws) // num_draws - 1]
     equal = (some == value).sum(0)
-    return (some < value).sum(0) + (torch.rand(equal.shape) * (equal + 1)).long().to(equal)
+    return (some < value).sum(0) + (torch.rand_like(equal.double()) * (equal + 1)).long()

@@ -84,9 +84,9 @@ class FieldGibbs(MCMCKernel):
     >>> mcmc.get_samples()["kappa"].shape
     torch.Size([20])
 
-    ``diagnostics()`` of ``MCMC`` has the acceptance, the log-density of each draw with its choices,
-    and the effective draws of each number and of this density. Fewer than 100, and than half of a
-    hundred draws or more, bring a warning.
+    ``diagnostics()`` of ``MCMC`` has the acceptance rate, the log-density of each draw with its
+    choices, and the effective number of draws of each parameter and of this density. A warning
+    names a parameter with fewer than 100 effective draws, if it has fewer than half of the draws.
     Compare several chains from dispersed starts by their R-hat.
 
     ``MCMC`` keeps the continuous sites. Its ``save_params=["kappa", "c"]`` keeps choices
