@@ -26,18 +26,18 @@ from pyro_nmm.distributions.joint import LogJoint
 from pyro_nmm.fitting import ordinary, with_gradients
 from pyro_nmm.guides.discrete import other_value, redraw, values_of
 from pyro_nmm.guides.hidden_sites import check_hidden
-from pyro_nmm.guides.langevin import Langevin
+from pyro_nmm.guides.langevin import MOST, Langevin
 from pyro_nmm.guides.program import Field, fields_of
-from pyro_nmm.guides.proposals import MOST, Proposals
+from pyro_nmm.guides.proposals import FEW, Proposals
 from pyro_nmm.models.plates import COPIES
 from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.diagnostics import effective_size
 
-#: With more edges into observed nodes parameters move after each sweep, and not with all choices.
-#: Effective draws of the slower of two parameters in a CPU minute, together and alone: 1,001 and
-#: 103 with 2,800 edges, 277 and 201 with 11,200, 195 and 147 with 28,000 (docs/results/
-#: posteriors.md). From there on a joint move costs more sweeps, and many parameters have none.
-LARGE = 10_000
+#: Sweeps of a joint move. Effective draws of the slower of two parameters in a CPU minute with 10,
+#: 20 and 40: 230, 258 and 236 with 10,000 nodes; with 20 and 50 2,553 and 1,534 with 400. One or
+#: two moves are alike on large graphs, two are best on small ones: 1, 2 and 4 have 2,402, 3,258
+#: and 2,405 with 400 nodes, 205, 342 and 258 with 10,000.
+SWEEPS, MOVES = 20, 2
 #: Effective draws below which the kernel warns: means then have errors of a tenth of a standard
 #: deviation; of .14 with half of them, and .07 with twice as many.
 ENOUGH = 100
@@ -56,14 +56,14 @@ class FieldGibbs(MCMCKernel):
         c, y_{\text{latent}} \sim p(c, y_{\text{latent}} \mid \theta, x), \qquad
         \theta \sim p(\theta \mid c, y, x) .
 
-    Choices nearly fix the parameters that made them, so the second is a short way, of which the
-    kernel makes the most. Parameters take a step along the gradient, preconditioned by the Hessian
-    and over-relaxed (:mod:`pyro_nmm.guides.langevin`): to the other side of where choices hold
-    them. So do the choices of a sweep, among a row's edges in order of attention. On small graphs
-    ``num_moves`` Metropolis steps of :math:`\theta` and all choices together come before: choices
-    follow :math:`\theta` to a proposal by ``num_sweeps`` sweeps at parameters between (Neal 2005,
-    "Taking Bigger Metropolis Steps by Dragging Fast Variables"). A warm-up fits all of these. More
-    than 100 numbers move by NUTS alone.
+    Choices nearly fix the parameters that made them, so the second is a short way. For up to eight
+    numbers ``num_moves`` Metropolis steps of :math:`\theta` and all choices together come before:
+    choices follow :math:`\theta` to a proposal by ``num_sweeps`` sweeps at parameters between, as
+    in "Taking Bigger Metropolis Steps by Dragging Fast Variables" (Neal 2005), with less noise
+    (:mod:`pyro_nmm.ops.annealing`). Then parameters take a step along the gradient, preconditioned
+    by the Hessian and over-relaxed (:mod:`pyro_nmm.guides.langevin`): to the other side of where
+    choices hold them. So do the choices of a sweep, among a row's edges in order of attention. A
+    warm-up fits all of these. More than 100 numbers move by NUTS alone.
 
     Discrete sites of no field, with finitely many values, are drawn from their full conditionals by
     a run of the program at each value. Elements in plates are drawn together if no site depends on
@@ -98,11 +98,9 @@ class FieldGibbs(MCMCKernel):
     :param model: a Pyro program, without subsampling and vectorized particles.
     :param kernel: of the continuous sites, in place of the steps along the gradient: a class such
         as ``NUTS``, ``HMC`` or ``RandomWalkKernel``, and its ``options``.
-    :param int num_sweeps: Gibbs sweeps before each of its steps, and of a joint move. Default 50,
-        or one with more than 10,000 edges into observed nodes: 20 or 100 cost up to a third of the
-        effective draws a second with 100 to 1,600 nodes.
-    :param int num_moves: joint moves before each of its steps. Default 8, or none with so many
-        edges.
+    :param int num_sweeps: Gibbs sweeps of a joint move; without these, before each of its steps.
+        Default 20, or one before a step along the gradient.
+    :param int num_moves: joint moves before each of its steps.
     :raises ValueError: for a program with no field, a tempered field, a discrete site whose values
         cannot be enumerated, and random sites that ``poutine.block`` hides.
     """
@@ -112,11 +110,11 @@ class FieldGibbs(MCMCKernel):
         model: Callable,
         kernel: Callable[..., MCMCKernel] | None = None,
         num_sweeps: int | None = None,
-        num_moves: int | None = None,
+        num_moves: int = MOVES,
         **options: Any,
     ) -> None:
         check_integers(1, **{} if num_sweeps is None else {"num_sweeps": num_sweeps})
-        check_integers(0, **{} if num_moves is None else {"num_moves": num_moves})
+        check_integers(0, num_moves=num_moves)
         if isinstance(model, MCMCKernel) or isinstance(kernel, MCMCKernel):
             made = type(model if isinstance(model, MCMCKernel) else kernel).__name__
             raise ValueError(
@@ -134,7 +132,9 @@ class FieldGibbs(MCMCKernel):
         self._saved: list[str] = []
         self._start: dict[str, Tensor] | None = None
         self._path: list[tuple[Tensor, Tensor]] = []  #: positions and log-densities after warm-up
-        self._program: _Program | None = None  #: of the last step
+        self._program: _Program | None = None  #: the last run
+        self._num_sweeps = num_sweeps or SWEEPS
+        self._transforms: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         # Hooks read step sizes and the like.
@@ -180,11 +180,12 @@ class FieldGibbs(MCMCKernel):
         #: Whether densities of other sites do not depend on states, and these on one another.
         of_labels = any(field.latent for field in fields.values())
         self._fixed = not (of_labels or self._discrete or borrowed)
-        edges = sum(f.prior.hood.restrict(f.observed).num_edges for f in fields.values())
-        self._plan(edges * max(f.value("c").shape[:-1].numel() for f in fields.values()))
         # The evidence of a field's labels may depend on labels of fields below it.
         self.states = {name: sites[name]["value"] for name in self._discrete}
-        self._sweep({name: site["value"] for name, site in sites.items()})
+        self._names_of_fields, self._program, self._path = [*fields], None, []
+        self._transforms = {}  # the first parameters have their constraints
+        first = {k: s["value"] for k, s in rest.items() if k not in self._discrete}
+        self._sweep(first, self._num_sweeps)
         try:
             self.kernel.setup(warmup_steps, *args, **kwargs)
         except ValueError:
@@ -195,56 +196,44 @@ class FieldGibbs(MCMCKernel):
         self._groups = [[name] for name, field in fields.items() if field.latent]
         seen = [name for name, field in fields.items() if not field.latent]
         self._groups += [seen] if seen else []
-        few = 0 < size <= MOST
-        self._moves = self._num_moves if few else 0
-        self._flips = self._num_moves if self._discrete else 0
+        self._moves = self.num_moves if 0 < size <= FEW else 0
+        self._flips = self.num_moves if self._discrete else 0
         self._proposals = Proposals(warmup_steps * self._moves)
         if self._steps:
-            self._steps = Langevin(warmup_steps) if few else None
-        self._program, self._path = None, []
+            self._steps = Langevin(warmup_steps) if 0 < size <= MOST else None
+        self._program, self._transforms = None, self.kernel.transforms
+        one = self._moves or self._flips or (self._steps and not self.num_sweeps)
+        self._num_between = 1 if one else self._num_sweeps
         if self._start:  # which RandomWalkKernel forgets
             self.kernel.initial_params = self._start
         if not self._saved:
             self.save_params = list(self.kernel.initial_params)
-
-    def _plan(self, num_edges: int) -> None:
-        """Numbers of sweeps and of joint moves that the caller leaves open."""
-        large = num_edges > LARGE
-        self._num_sweeps = self.num_sweeps or (1 if large else 50)
-        self._num_moves = (0 if large else 8) if self.num_moves is None else self.num_moves
 
     def _run(self, values: dict[str, Tensor]) -> Trace:
         args, kwargs = self._arguments
         given = poutine.condition(self.model, data=values)
         return poutine.trace(given).get_trace(*args, **kwargs)
 
-    @torch.no_grad()
-    def _sweep(self, values: dict[str, Tensor], program: "_Program | None" = None) -> None:
+    def _sweep(self, params: dict[str, Tensor], num_sweeps: int) -> None:
         """New states of every field given the continuous sites, from the old ones if there are."""
-        run = partial(self._run_given, values)
-        fields = program.fields if program else self._fields(run({}))
-        for number, name in enumerate(fields):  # parameters may depend on labels of earlier fields
-            field = self._fields(run({}))[name] if number and not self._fixed else fields[name]
-            q = program.conditionals.get(name) if program else None
-            q = q or self._conditional(field, run)
-            if program:
-                program.conditionals[name] = q
-            states = q.sample() if name not in self.states else self._states_of(field, q)
-            self._put(field, q, q.sweep(states, self._num_sweeps, over_relaxed=bool(self._steps)))
+        for name in self._names_of_fields:
+            program = self._at(params)  # parameters may depend on labels of earlier fields
+            field, q = program.fields[name], self._conditional(program, name)
+            states = self._states_of(field, q) if name in self.states else q.sample()
+            self._put(field, q, q.sweep(states, num_sweeps, over_relaxed=bool(self._steps)))
 
     def _run_given(self, values: dict[str, Tensor], more: dict[str, Tensor]) -> Trace:
         with torch.no_grad():
             return self._run(values | self.states | more)
 
-    def _fields(self, trace: Trace) -> dict[str, Field]:
-        """Fields of a run, whose parameters have no gradients."""
-        fields = fields_of(trace, self.latent)
-        return {k: field._replace(prior=field.prior.plain) for k, field in fields.items()}
-
-    def _conditional(self, field: Field, run: Callable) -> Conditional:
+    def _conditional(self, program: "_Program", name: str) -> Conditional:
         """Of all labellings of a field, with its rows in ascending order."""
-        q = field.conditional(run, field.prior.hood.restrict(field.observed).nodes)
-        return q.expand(torch.broadcast_shapes(q.batch_shape, field.value("c").shape[:-1]))
+        if name not in program.conditionals:
+            field, run = program.fields[name], partial(self._run_given, program.values)
+            q = field.conditional(run, field.prior.hood.restrict(field.observed).nodes)
+            shape = torch.broadcast_shapes(q.batch_shape, field.value("c").shape[:-1])
+            program.conditionals[name] = q.expand(shape)
+        return program.conditionals[name]
 
     def _states_of(self, field: Field, q: Conditional) -> Tensor:
         """The states of a field as a sample of its conditional."""
@@ -270,12 +259,12 @@ class FieldGibbs(MCMCKernel):
             self.states = self.states | {name: value}
             self._discrete[name] = together and independent
 
-    @torch.no_grad()
     def _move(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Metropolis steps of parameters, and of an element of a discrete site each, which the
         states of fields follow by annealing."""
         names = self._groups[int(torch.randint(len(self._groups), ()))]
-        here, log_prob, starts = self._annealed(params, names)
+        here = self._at(params)
+        log_prob, starts = here.log_prob(self.states), self._conditionals(here, names)
         for flips in [False] * self._moves + [True] * self._flips:
             params, kept, log_ratio = here.params, self.states, torch.zeros(())
             if flips:
@@ -284,7 +273,8 @@ class FieldGibbs(MCMCKernel):
                 self.states = kept | {name: other_value(kept[name], values)}
             else:
                 params, log_ratio = self._proposals.propose(params)
-            there, other, ends = self._annealed(params, names)
+            there = self._at(params)
+            other, ends = there.log_prob(self.states), self._conditionals(there, names)
             rise, moved = torch.zeros_like(log_ratio), []
             log_ratio = log_ratio + other - log_prob
             if log_ratio.isfinite():
@@ -298,42 +288,41 @@ class FieldGibbs(MCMCKernel):
                 here, log_prob, starts = there, other + rise, ends
                 for (field, q), states in zip(starts, moved, strict=True):
                     self._put(field, q, states)
+        self._program = here
         return here.params
 
-    def _annealed(self, params: dict[str, Tensor], names: list[str]) -> tuple:
-        """The program at parameters, its density, and some of its fields with conditionals."""
-        at = self._at(params)
-        run = partial(self._run_given, self._constrained(params))
-        fields = [(at.fields[name], self._conditional(at.fields[name], run)) for name in names]
-        return at, at.log_prob(self.states), fields
+    def _conditionals(self, program: "_Program", names: list[str]) -> list[tuple]:
+        return [(program.fields[name], self._conditional(program, name)) for name in names]
 
     def _at(self, params: dict[str, Tensor]) -> "_Program":
+        """A run of the program, or the last one if it had these parameters."""
+        last = self._program
+        if last and self._fixed and all(last.params[name] is v for name, v in params.items()):
+            return last
         leaves = {k: v.detach().requires_grad_(torch.is_grad_enabled()) for k, v in params.items()}
         values = self._constrained(leaves)
         trace = self._run(values | self.states)
         rest: Any = trace.log_prob_sum(lambda name, site: name not in self._joint)
-        for name, value in leaves.items():
-            transform = self.kernel.transforms[name]
-            rest = rest - transform.log_abs_det_jacobian(values[name], value).sum()
-        joints = {}
-        for name, field in fields_of(trace, self.latent).items():
+        for name, transform in self._transforms.items():
+            rest = rest - transform.log_abs_det_jacobian(values[name], leaves[name]).sum()
+        fields, joints = fields_of(trace, self.latent), {}
+        for name, field in fields.items():
             part = field.prior.of_rows(field.prior.hood.restrict(field.observed))
             joints[name] = LogJoint(part, field.value("c").shape[:-1])
-        return _Program(params, leaves, trace, rest, self._fields(trace), joints, {})
+            fields[name] = field._replace(prior=field.prior.plain)
+        values = {name: value.detach() for name, value in values.items()}
+        self._program = _Program(params, leaves, values, trace, rest, fields, joints, {})
+        return self._program
 
     def _step(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """A step of parameters given all states."""
-        program = self._program
-        if program is None or program.params is not params:
-            program = self._at(params)
         assert self._steps
-
-        here = _Point.of(program, self.states)
+        here = _Point.of(self._at(params), self.states)
         point = self._steps.step(here, self._point_at)
         if self._steps.num_steps > self._steps.warmup_steps:
             self._path.append((point.position, torch.tensor(point.log_prob).double()))
         self._program = point.program
-        return self._program.params
+        return point.program.params
 
     def _names(self) -> list[str]:
         """Of all numbers of the continuous sites."""
@@ -351,17 +340,13 @@ class FieldGibbs(MCMCKernel):
         return _Point.of(self._at(self._params_at(position)), self.states)
 
     def _constrained(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: self.kernel.transforms[name].inv(params[name]) for name in params}
+        known = self._transforms
+        return {k: known[k].inv(v) if k in known else v for k, v in params.items()}
 
     @with_gradients
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         params = {name: params[name] for name in self.kernel.initial_params}
-        here = self._program if self._fixed else None
-        if here and all(here.params[name] is value for name, value in params.items()):
-            params = here.params
-        else:
-            here = None
-        self._sweep(self._constrained(params), here)
+        self._sweep(params, self._num_between)
         self._redraw(self._constrained(params))
         if self._moves or self._flips:
             params = self._move(params)
@@ -435,6 +420,7 @@ class _Program(NamedTuple):
 
     params: dict[str, Tensor]
     leaves: dict[str, Tensor]  #: the same, for their gradient
+    values: dict[str, Tensor]  #: the same, with their constraints
     trace: Trace
     rest: Tensor  #: the log-density of parameters and of sites that are not in ``joints``
     fields: dict[str, Field]

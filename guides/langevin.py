@@ -37,6 +37,9 @@ LONGEST = 1.8
 ACCEPTED = 0.85
 #: The least curvature, of a standard deviation of ten without constraints.
 LEAST = 0.01
+#: With more parameters NUTS takes the place of these steps. A Hessian is two gradients a parameter;
+#: 50 or 200 would do, too.
+MOST = 100
 #: Differences of gradients are taken over so many standard deviations.
 APART = 0.1
 

@@ -181,8 +181,8 @@ def exact(args, results: Records) -> None:
 
 def large(args, results: Records) -> None:
     """The README's program on large graphs, without a guide."""
-    each = {"nodes": args.of_readme, "sweeps": args.sweeps, "seed": range(args.repeats)}
-    for key in results.missing(task="large", **each):
+    each = {"nodes": args.of_readme, "sweeps": args.sweeps, "method": ["nested"]}
+    for key in results.missing(task="large", **each, seed=range(args.repeats)):
         truth, names, _ = of_readme.labelled(key["nodes"], key["seed"])
         gc.collect()
         fit = partial(nested_posterior, names["model"], names["y"], num_sweeps=key["sweeps"])
@@ -197,7 +197,7 @@ def large(args, results: Records) -> None:
 
 def kernel(args, results: Records) -> None:
     """The same data sets by the kernel of MCMC, and the rank of the truth among a few draws."""
-    each = {"nodes": args.of_readme, "seed": range(args.num_sets)}
+    each = {"nodes": args.of_readme, "method": ["FieldGibbs"], "seed": range(args.num_sets)}
     for key in results.missing(task="kernel", **each):
         truth, names, _ = of_readme.labelled(key["nodes"], key["seed"])
         pyro.set_rng_seed(key["seed"])
@@ -273,13 +273,10 @@ def meetings(args, results: Records) -> None:
         results.add(**key, **row, certified=found.num_sweeps() if met.all() else None)
 
 
-#: Of FieldGibbs: its plan, and both of those that it chooses from; and the steps before 0.4.
-PLANS: dict[str, dict] = {
-    "FieldGibbs": {},
-    "one sweep": {"num_sweeps": 1, "num_moves": 0},
-    "joint moves": {"num_sweeps": 50, "num_moves": 8},
-    "random walk, joint moves": {"kernel": RandomWalkKernel, "num_sweeps": 50, "num_moves": 8},
-}
+#: Of FieldGibbs: with and without joint moves.
+PLANS: dict[str, dict] = {"FieldGibbs": {}, "one sweep": {"num_moves": 0}}
+#: Stored rows of an annealing with more noise, 8 joint moves of 50 sweeps each a step.
+BEFORE = ["FieldGibbs, before", "joint moves, before", "random walk, joint moves, before"]
 
 
 def sizes(args, results: Records) -> None:
@@ -497,7 +494,7 @@ def large_graphs(files: Files) -> str:
         cells[f"{shown}: error of the mean, in sd"] = average(f"{name}.mean_error", ".2f")
     cells |= {"misfit": average("misfit", ".1f"), "apart": average("apart", ".1f")}
     cells |= {"CPU seconds": average("seconds", ".0f"), "peak GB": average("peak", ".1f", 1e-9)}
-    return table(frame(files["inference"], task="large"), ["nodes", "sweeps"], cells)
+    return table(frame(files["inference"], task="large"), ["nodes", "method", "sweeps"], cells)
 
 
 def kernel_of_readme(files: Files) -> str:
@@ -512,7 +509,7 @@ def kernel_of_readme(files: Files) -> str:
     for name, shown in (("kappa", "log kappa"), ("beta", "beta")):
         says[f"{shown}: ranks, p"] = average(f"{name}.rank", ".2f", of=p_value)
         says[f"{shown}: effective draws"] = average(f"{name}.effective", ".0f", of=median)
-    return held(frame(files["inference"], task="kernel"), RANKED, ["nodes"], says)
+    return held(frame(files["inference"], task="kernel"), RANKED, ["nodes", "method"], says)
 
 
 def meeting_times(files: Files) -> str:
@@ -546,7 +543,10 @@ def by_size(files: Files) -> str:
     cells |= {"with warm-up": average("whole rate", ",.0f")}
     for name, shown in (("kappa", "log kappa"), ("beta", "beta")):
         cells[f"R-hat, {shown}"] = average(f"{name}.halves", ".3f", of=_r_hat)
-    names = {"nodes": ordered(rows["nodes"], None), "method": ordered(rows["method"], [*PLANS])}
+    names = {
+        "nodes": ordered(rows["nodes"], None),
+        "method": ordered(rows["method"], [*PLANS, *BEFORE]),
+    }
     return table(rows.assign(**names), ["nodes", "method"], cells)
 
 
@@ -610,7 +610,10 @@ def beside_numpyro(files: Files) -> str:
         cells[f"{shown}: standard errors off"] = average(
             f"{name} off", ".1f", of=lambda v: mean(v) ** 0.5
         )
-    names = {"nodes": ordered(rows["nodes"], None), "sampler": ordered(rows["sampler"], SAMPLERS)}
+    names = {
+        "nodes": ordered(rows["nodes"], None),
+        "sampler": ordered(rows["sampler"], [*SAMPLERS, *BEFORE]),
+    }
     return table(rows.assign(**names), ["nodes", "sampler"], cells)
 
 

@@ -59,25 +59,27 @@ def _draw(first, last, table, inputs, uniforms, edges, labels, sums, seen):
     for b in range(first, last):
         counts = (seen[0][b], seen[1][b]) if len(seen) else ()
         given, outputs = _of(b, inputs), (edges[b], labels[b])
-        _rows(FIRST, 1, given, table, uniforms[b], *outputs, (sums[b],), counts, ())
+        _rows(FIRST, 1, given, table, uniforms[b], *outputs, (sums[b],), counts, (), ())
         _clear(inputs.ptr, inputs.source, edges[b], labels[b], table)
 
 
 @_compiled
-def _rows(kind, step, inputs, table, uniforms, edges, labels, sums, counts, shares):
+def _rows(kind, step, inputs, table, uniforms, edges, labels, sums, counts, shares, before):
     # All rows in turn, from the last one if the step is -1; of a kind other than FIRST given all
     # others. One function a row would take four times as long: numba counts references to arrays.
-    # It takes the branches out where sums, counts or shares are ().
+    # It takes the branches out where sums, counts, shares or before are (). With attention and
+    # likelihood before, it gives the logarithm of the rise of all rows' weights.
     single, ptr, source, attention, alpha, total, observed, likelihood = inputs
     each, every = len(likelihood) == len(source), table.shape[1] - 1
     running = np.empty(_widest(ptr))
     ordered = np.empty(MOST_ORDERED, np.int64)
+    rise, product = 0.0, 1.0
     for place in range(len(ptr) - 1):
         i = place if step > 0 else len(ptr) - 2 - place
         if kind != FIRST:
             table[source[edges[i]], labels[i]] -= 1
             table[source[edges[i]], every] -= 1
-        start, weight = ptr[i], 0.0
+        start, weight, old = ptr[i], 0.0, 0.0
         for e in range(start, ptr[i + 1]):
             j = source[e]
             if len(single):
@@ -93,8 +95,22 @@ def _rows(kind, step, inputs, table, uniforms, edges, labels, sums, counts, shar
                         counts[0][e, k] = table[j, k]
             if len(counts):
                 counts[1][e] = table[j, every]
-            weight += attention[e] * above / (total[a] + table[j, every])
+            below = total[a] + table[j, every]
+            above /= below
+            weight += attention[e] * above
             running[e - start] = weight
+            if len(before):
+                if not len(single):
+                    above = 0.0
+                    for k in range(every):
+                        above += (alpha[j, k] + table[j, k]) * before[1][row, k]
+                    above /= below
+                old += before[0][e] * above
+        if len(before):
+            product *= weight / old
+            if not 1e-100 < product < 1e100:  # a logarithm costs more than all else
+                rise += np.log(product)
+                product = 1.0
         if len(sums):
             sums[0][i] = weight
         if len(shares):
@@ -155,6 +171,7 @@ def _rows(kind, step, inputs, table, uniforms, edges, labels, sums, counts, shar
         edges[i], labels[i] = e, chosen
         table[j, chosen] += 1
         table[j, every] += 1
+    return rise + np.log(product)
 
 
 @_compiled
@@ -174,7 +191,9 @@ def _sweep(first, last, table, kind, inputs, uniforms, edges, labels, shares, vi
         _count(ptr, source, edges[b], labels[b], table)
         for sweep in range(len(uniforms)):
             of_edges = (shares[0][b],) if len(shares) else ()
-            _rows(kind, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), (), of_edges)
+            _rows(
+                kind, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), (), of_edges, ()
+            )
             if len(shares):
                 for i in range(len(ptr) - 1):
                     shares[1][sweep, b, i], shares[2][sweep, b, i] = edges[b, i], labels[b, i]
@@ -211,13 +230,29 @@ def _log_joint(inputs, table, edges, labels):
 
 
 @_compiled
-def _factor(start, end, steps):
-    # Of equal steps of logarithms. What is zero at the start stays zero.
-    factor = np.ones_like(start)
-    for i, value in np.ndenumerate(start):
-        if value > 0:
-            factor[i] = (end[i] / value) ** (1 / steps)
-    return factor
+def _mixed(start, end, share):
+    return start * (1 - share) + end * share
+
+
+@_compiled
+def _rise(inputs, table, edges, labels, alpha_to, total_to):
+    # How much the logarithm of the joint probability rises with other concentrations.
+    single, ptr, source, _, alpha, total, _, _ = inputs
+    every, found, product = table.shape[1] - 1, 0.0, 1.0
+    for i in range(len(ptr) - 1):
+        e, k = edges[i], labels[i]
+        j = source[e]
+        a, column = (e, 0) if len(single) else (j, k)
+        same, all_same = table[j, k], table[j, every]
+        product *= (alpha_to[a, column] + same) / (alpha[a, column] + same)
+        product *= (total[a] + all_same) / (total_to[a] + all_same)
+        if not 1e-100 < product < 1e100:  # a logarithm costs more than all else
+            found += np.log(product)
+            product = 1.0
+        table[j, k] += 1
+        table[j, every] += 1
+    _clear(ptr, source, edges, labels, table)
+    return found + np.log(product)
 
 
 @_compiled
@@ -225,32 +260,27 @@ def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains, ri
     # Rows are taken in reverse in the second half of the sweeps.
     (single, ptr, source), counts, size = inputs[:3], np.zeros_like(table), len(uniforms)
     for b in range(first, last):
-        start, end = _of(b, inputs), _of(b, ends)
-        steps = (
-            _factor(start.attention, end.attention, size + 1),
-            _factor(start.alpha, end.alpha, size + 1),
-            _factor(start.total, end.total, size + 1),
-            _factor(start.likelihood, end.likelihood, size + 1),
-        )
-        one = start.attention.copy(), start.alpha.copy(), start.total.copy()
-        now = _Inputs(single, ptr, source, *one, start.labels, start.likelihood.copy())
-        at, to = edges[b], labels[b]
-        below, rises[b] = _log_joint(now, counts, at, to), -_log_joint(end, counts, at, to)
-        gains[b] = below + rises[b]
+        start, end, at, to = _of(b, inputs), _of(b, ends), edges[b], labels[b]
+        rises[b], now = -_log_joint(end, counts, at, to), start
+        gains[b] = _log_joint(start, counts, at, to) + rises[b]
         _count(ptr, source, at, to, table)
-        for sweep in range(size):
-            gains[b] -= below
-            now.attention[:] *= steps[0]
-            now.alpha[:] *= steps[1]
-            now.total[:] *= steps[2]
-            now.likelihood[:] *= steps[3]
-            gains[b] += _log_joint(now, counts, at, to)
-            step = 1 if 2 * sweep < size else -1
-            _rows(AGAIN, step, now, table, uniforms[sweep, b], at, to, (), (), ())
-            below = _log_joint(now, counts, at, to)
-        above = _log_joint(end, counts, at, to)
-        gains[b] += above - below
-        rises[b] += above
+        for sweep in range(size + 1):
+            share = (sweep + 1) / (size + 1)
+            alpha = _mixed(start.alpha, end.alpha, share)
+            total = _mixed(start.total, end.total, share)
+            gains[b] += _rise(now, counts, at, to, alpha, total)
+            if sweep < size:
+                share = (sweep + 1) / size
+                attention = _mixed(start.attention, end.attention, share)
+                likelihood = _mixed(start.likelihood, end.likelihood, share)
+                then = _Inputs(
+                    single, ptr, source, attention, alpha, total, start.labels, likelihood
+                )
+                old, step = (now.attention, now.likelihood), 1 if 2 * sweep < size else -1
+                some = uniforms[sweep, b]
+                gains[b] += _rows(AGAIN, step, then, table, some, at, to, (), (), (), old)
+                now = then
+        rises[b] += _log_joint(end, counts, at, to)
         _clear(ptr, source, at, to, table)
 
 

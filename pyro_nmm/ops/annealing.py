@@ -3,20 +3,29 @@
 
 r"""Annealing [1] of choices from some parameters to others.
 
-The logarithms of attention and concentrations, and the evidence, move in equal steps. With
-:math:`f_k` the joint probability at step :math:`k`, and a sweep at each,
+Concentrations move in equal steps, one before each of :math:`K` sweeps and one after the last.
+Attention and evidence of a row, :math:`L_i` and :math:`e_i`, move by :math:`1 / K` when a sweep
+draws the row. With :math:`f` the joint probability, and :math:`r_{ijk}` the share of label
+:math:`k` among the choices of :math:`j` by all other rows and its concentrations,
 
 .. math::
 
-    \log w = \sum_{k=1}^{K+1} \log \frac{f_k(c_{k-1})}{f_{k-1}(c_{k-1})} , \qquad
-    E[w] = \frac{p(y \mid \theta_{K+1})}{p(y \mid \theta_0)} .
+    \log w = \sum_{k=0}^{K} \log \frac{f(c_k; \alpha_{k+1})}{f(c_k; \alpha_k)}
+        + \sum_{k=1}^{K} \sum_i \log
+        \frac{\sum_{jl} L_{ij}^{(k)} r_{ijl} e^{e_{ijl}^{(k)}}}
+             {\sum_{jl} L_{ij}^{(k-1)} r_{ijl} e^{e_{ijl}^{(k-1)}}} , \qquad
+    E[w] = \frac{p(y \mid \theta')}{p(y \mid \theta)} .
 
-The second half of the sweeps takes the rows in reverse. So the way back is the same procedure from
-the other end, and :math:`w` is a Metropolis ratio of parameters and choices together [2].
+A row's weight is a sum over what it may choose, because it is drawn at once after [2], so it does
+not have the noise of the choice. The second half of the sweeps takes the rows in reverse. So the
+way back is the same procedure from the other end, and :math:`w` is a Metropolis ratio of parameters
+and choices together [3].
 
 [1] Radford M. Neal (2001) "Annealed importance sampling", Statistics and Computing 11,
 https://doi.org/10.1023/A:1008923215028.
-[2] Radford M. Neal (2005) "Taking Bigger Metropolis Steps by Dragging Fast Variables",
+[2] Pierre Del Moral, Arnaud Doucet, Ajay Jasra (2006) "Sequential Monte Carlo samplers", Journal of
+the Royal Statistical Society B 68, https://doi.org/10.1111/j.1467-9868.2006.00553.x.
+[3] Radford M. Neal (2005) "Taking Bigger Metropolis Steps by Dragging Fast Variables",
 https://arxiv.org/abs/math/0502099.
 """
 
