@@ -62,8 +62,7 @@ class FieldGibbs(MCMCKernel):
     in "Taking Bigger Metropolis Steps by Dragging Fast Variables" (Neal 2005), with less noise
     (:mod:`pyro_nmm.ops.annealing`). Then parameters take a step along the gradient, preconditioned
     by the Hessian and over-relaxed (:mod:`pyro_nmm.guides.langevin`): to the other side of where
-    choices hold them. So do the choices of a sweep, among a row's edges in order of attention. A
-    warm-up fits all of these. More than 100 numbers move by NUTS alone.
+    choices hold them. A warm-up fits all of these. More than 100 numbers move by NUTS alone.
 
     Discrete sites of no field, with finitely many values, are drawn from their full conditionals by
     a run of the program at each value. Elements in plates are drawn together if no site depends on
@@ -220,7 +219,7 @@ class FieldGibbs(MCMCKernel):
             program = self._at(params)  # parameters may depend on labels of earlier fields
             field, q = program.fields[name], self._conditional(program, name)
             states = self._states_of(field, q) if name in self.states else q.sample()
-            self._put(field, q, q.sweep(states, num_sweeps, over_relaxed=bool(self._steps)))
+            self._put(field, q, q.sweep(states, num_sweeps))
 
     def _run_given(self, values: dict[str, Tensor], more: dict[str, Tensor]) -> Trace:
         with torch.no_grad():

@@ -22,15 +22,6 @@ from pyro_nmm.compiled.loops import (
     opaque,
 )
 
-#: Rows as of a draw, rows given all others, and rows over-relaxed.
-FIRST, AGAIN, REFLECTED = 0, 1, 2
-#: Rows with more edges are not over-relaxed: each row's edges are ordered by insertion.
-MOST_ORDERED = 64
-#: The share of rows of an over-relaxed sweep that are drawn anew. With none the slower of two
-#: parameters is as fast (50 and 59 sweeps of autocorrelation, whose errors are 8), but a row with
-#: two edges of equal weight takes turns. With half of it such rows forget half as fast.
-ANEW = 0.125
-
 
 class _Inputs(NamedTuple):
     single: tuple  #: ``(1,)`` if labels are observed, else ``()``: numba compiles for the length
@@ -59,24 +50,23 @@ def _draw(first, last, table, inputs, uniforms, edges, labels, sums, seen):
     for b in range(first, last):
         counts = (seen[0][b], seen[1][b]) if len(seen) else ()
         given, outputs = _of(b, inputs), (edges[b], labels[b])
-        _rows(FIRST, 1, given, table, uniforms[b], *outputs, (sums[b],), counts, (), ())
+        _rows(False, 1, given, table, uniforms[b], *outputs, (sums[b],), counts, (), ())
         _clear(inputs.ptr, inputs.source, edges[b], labels[b], table)
 
 
 @_compiled
-def _rows(kind, step, inputs, table, uniforms, edges, labels, sums, counts, shares, before):
-    # All rows in turn, from the last one if the step is -1; of a kind other than FIRST given all
-    # others. One function a row would take four times as long: numba counts references to arrays.
-    # It takes the branches out where sums, counts, shares or before are (). With attention and
-    # likelihood before, it gives the logarithm of the rise of all rows' weights.
+def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts, shares, before):
+    # All rows in turn, from the last one if the step is -1; if drawn again, given all others. One
+    # function a row would take four times as long: numba counts references to arrays. It takes the
+    # branches out where sums, counts, shares or before are (). With attention and likelihood
+    # before, it gives the logarithm of the rise of all rows' weights.
     single, ptr, source, attention, alpha, total, observed, likelihood = inputs
     each, every = len(likelihood) == len(source), table.shape[1] - 1
     running = np.empty(_widest(ptr))
-    ordered = np.empty(MOST_ORDERED, np.int64)
     rise, product = 0.0, 1.0
     for place in range(len(ptr) - 1):
         i = place if step > 0 else len(ptr) - 2 - place
-        if kind != FIRST:
+        if again:
             table[source[edges[i]], labels[i]] -= 1
             table[source[edges[i]], every] -= 1
         start, weight, old = ptr[i], 0.0, 0.0
@@ -118,41 +108,9 @@ def _rows(kind, step, inputs, table, uniforms, edges, labels, sums, counts, shar
             for e in range(start, ptr[i + 1]):
                 shares[0][e] += (running[e - start] - below) / weight
                 below = running[e - start]
-        size, uniform = ptr[i + 1] - start, uniforms[i]
-        reflects = kind == REFLECTED and len(single) and size <= MOST_ORDERED
-        if reflects:  # or not, so that two edges of equal weight do not only take turns
-            reflects = uniform >= ANEW
-            uniform = (uniform - ANEW) / (1 - ANEW) if reflects else uniform / ANEW
-        if reflects:
-            # Of edges in order of attention, the one as far from the end as the old one from the
-            # start: any order leaves the conditional as it is, because the way back is the same.
-            for new in range(size):
-                place_of = new
-                while (
-                    place_of > 0
-                    and attention[start + ordered[place_of - 1]] > attention[start + new]
-                ):
-                    ordered[place_of] = ordered[place_of - 1]
-                    place_of -= 1
-                ordered[place_of] = new
-            below = 0.0
-            for rank in range(size):
-                e = ordered[rank]
-                share = running[e] - running[e - 1] if e > 0 else running[e]
-                if start + e == edges[i]:
-                    below += uniform * share
-                    break
-                below += share
-            rest, rank = weight - below, -1
-            while rest >= 0 and rank < size - 1:
-                rank += 1
-                e = ordered[rank]
-                rest -= running[e] - running[e - 1] if e > 0 else running[e]
-            e += start
-        else:
-            e, threshold = start, uniform * weight
-            while running[e - start] <= threshold and running[e - start] < weight:
-                e += 1
+        e, threshold = start, uniforms[i] * weight
+        while running[e - start] <= threshold and running[e - start] < weight:
+            e += 1
         j, row = source[e], e if each else i
         if len(single):
             chosen = observed[i]
@@ -182,7 +140,7 @@ def _count(ptr, source, edges, labels, table):
 
 
 @_compiled
-def _sweep(first, last, table, kind, inputs, uniforms, edges, labels, shares, visits):
+def _sweep(first, last, table, inputs, uniforms, edges, labels, shares, visits):
     # uniforms is (sweeps, draws, rows): every row in turn, given all others. Wanted are sums over
     # sweeps of shares, with all states, or of visits of labels and their totals; or they are ().
     ptr, source = inputs.ptr, inputs.source
@@ -191,9 +149,8 @@ def _sweep(first, last, table, kind, inputs, uniforms, edges, labels, shares, vi
         _count(ptr, source, edges[b], labels[b], table)
         for sweep in range(len(uniforms)):
             of_edges = (shares[0][b],) if len(shares) else ()
-            _rows(
-                kind, 1, one, table, uniforms[sweep, b], edges[b], labels[b], (), (), of_edges, ()
-            )
+            at, to, some = edges[b], labels[b], uniforms[sweep, b]
+            _rows(True, 1, one, table, some, at, to, (), (), of_edges, ())
             if len(shares):
                 for i in range(len(ptr) - 1):
                     shares[1][sweep, b, i], shares[2][sweep, b, i] = edges[b, i], labels[b, i]
@@ -278,7 +235,7 @@ def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains, ri
                 )
                 old, step = (now.attention, now.likelihood), 1 if 2 * sweep < size else -1
                 some = uniforms[sweep, b]
-                gains[b] += _rows(AGAIN, step, then, table, some, at, to, (), (), (), old)
+                gains[b] += _rows(True, step, then, table, some, at, to, (), (), (), old)
                 now = then
         rises[b] += _log_joint(end, counts, at, to)
         _clear(ptr, source, at, to, table)
@@ -357,10 +314,9 @@ def sweep(rows, entries, draw, uniforms, want):
     elif want == "shares":
         states = (np.empty(uniforms.shape, np.int64) for _ in range(2))
         shares = (np.zeros((num_draws, rows.num_edges)), *states)
-    kind = REFLECTED if want == "reflected" else AGAIN
     inputs, outputs = (_inputs(rows, entries), _array(uniforms)), (edges, labels, shares, visits)
     work = num_sweeps * num_draws * rows.num_edges
-    _run(_sweep, rows, entries.num_classes, num_draws, work, kind, *inputs, *outputs)
+    _run(_sweep, rows, entries.num_classes, num_draws, work, *inputs, *outputs)
     return _tensors(rows, edges, labels, *shares, *visits)
 
 

@@ -208,7 +208,7 @@ class Conditional(GraphDistribution):
         return track_provenance(value, provenance)
 
     @torch.no_grad()
-    def sweep(self, value: Tensor, num_sweeps: int = 1, over_relaxed: bool = False) -> Tensor:
+    def sweep(self, value: Tensor, num_sweeps: int = 1) -> Tensor:
         r"""Samples continued by Gibbs sweeps, which leave :math:`p(c \mid y)`, or :math:`p(c, u
         \mid w)`, as it is: draws of :math:`q` become draws of it as ``num_sweeps`` grows.
 
@@ -233,19 +233,19 @@ class Conditional(GraphDistribution):
         shape = self._shape_of(value)
         if compiled.runs_on(self.hood.device):
             draw = self._states(value, shape, self.rows)
-            draw = self._swept(draw, shape, num_sweeps, want="reflected" if over_relaxed else "")
+            draw = self._swept(draw, shape, num_sweeps)
             swept = self._told(draw, shape)
         else:
             (numbers,) = self.continued(self.numbers(value, shape), shape, num_sweeps)
             swept = self.values_of(numbers).view(*shape, *self.event_shape)
         return track_provenance(swept, provenance)
 
-    def _swept(self, draw: Draw, shape: Size, num_sweeps: int, want: str = "") -> Draw:
+    def _swept(self, draw: Draw, shape: Size, num_sweeps: int) -> Draw:
         """A draw after collapsed sweeps."""
         entries = self._constants(shape)
         for part in blocks(num_sweeps, draw.edges.numel()):
             uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
-            draw, *_ = sweeps.sweep(self.rows, entries, draw, uniforms, want)
+            draw, *_ = sweeps.sweep(self.rows, entries, draw, uniforms)
         return draw
 
     @torch.no_grad()

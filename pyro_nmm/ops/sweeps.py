@@ -51,9 +51,7 @@ def sweep(
     """States after sweeps of ``B`` chains with uniforms ``(S, B, num_rows)`` in float64,
     :math:`O(S B E C)`; and, if these are wanted, ``shares`` ``(B, num_edges)`` float64, sums over
     sweeps of the probability of each edge when its row is drawn, with edges and labels ``(S, B,
-    num_rows)`` after each sweep, or ``visits`` and totals as of :class:`Sweeps`. Those that are
-    ``reflected`` are over-relaxed: of observed labels, an edge is likely to be followed by one that
-    has as much more attention as it has less, or the reverse."""
+    num_rows)`` after each sweep, or ``visits`` and totals as of :class:`Sweeps`."""
     entries, _ = shift_evidence(rows, entries)
     edges, labels, *found = compiled.sweep(rows, entries, draw, uniforms, want)
     return Draw(edges, labels), *found

@@ -127,30 +127,6 @@ def test_sweeps(case, way):
     check_sweeps(case)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_over_relaxed_sweeps(case, monkeypatch):
-    """Exact draws stay exact, also where rows have too many edges; and of observed labels a choice
-    is on the other side of the one before."""
-    q, evidence = problem(case)
-    states, probs = enumerated(q, evidence)
-    exact = as_values(q, states[probs.multinomial(SIZE, replacement=True)])
-    states = as_values(q, states)
-    for num_sweeps in (1, 2):
-        swept = q.sweep(exact, num_sweeps, over_relaxed=True)
-        assert p_value(swept, states, probs) > 1e-4
-    start = q.sample((SIZE,))
-    assert p_value(q.sweep(start, 30, over_relaxed=True), states, probs) > 1e-4
-    if case in ("labels", "mask"):
-        logits = q.logits[q._states(exact, torch.Size([SIZE]), q.rows).edges]
-        after = q.sweep(exact, 1), q.sweep(exact, 1, over_relaxed=True)
-        correlations = []
-        for value in after:
-            other = q.logits[q._states(value, torch.Size([SIZE]), q.rows).edges]
-            both = torch.stack([logits.sum(-1), other.sum(-1)])
-            correlations.append(float(torch.corrcoef(both)[0, 1]))
-        assert correlations[1] < correlations[0] - 0.2
-
-
 @pytest.mark.parametrize("case", ["labels", "matrices", "mask"])
 def test_posterior_of_observed_labels(case):
     """By sweeps it is that of all choices, where draws alone are not."""
