@@ -6,7 +6,6 @@
 import math
 
 import torch
-from pyro.ops.welford import WelfordCovariance
 from torch import Tensor
 
 #: The best share of accepted steps of a random walk (Roberts, Gelman and Gilks 1997).
@@ -31,22 +30,21 @@ class Proposals:
     def __init__(self, warmup_steps: int) -> None:
         self.warmup_steps, self.num_steps = warmup_steps, 0
         self._log_scale, self._walks = math.log(0.5), True
-        self._positions = WelfordCovariance(diagonal=False)
+        self._positions: list[Tensor] = []
+        self._mean = self._root = torch.empty(0)
 
     def propose(self, params: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Parameters, and the log-density of the way back less that of the way there."""
         here = torch.cat([value.flatten() for value in params.values()])
-        log_ratio, step = here.new_zeros(()), torch.randn_like(here)
-        enough = self._positions.n_samples >= _ENOUGH * len(here)
-        self._walks = not enough or bool(torch.rand(()) >= _ANYWHERE)
-        if enough:
-            covariance = self._positions.get_covariance().double()
-            root = torch.linalg.cholesky(covariance).to(here)
+        log_ratio, step, mean, root = here.new_zeros(()), torch.randn_like(here), self._mean, None
+        self._walks = not len(mean) or bool(torch.rand(()) >= _ANYWHERE)
+        if len(mean):
+            mean, root = mean.to(here), self._root.to(here)
             step = root @ step
-        if self._walks:
+        if self._walks or root is None:
             there = here + math.exp(self._log_scale) * step
         else:
-            mean, freedom = self._positions._mean.to(here), torch.tensor(_FREEDOM)
+            freedom = torch.tensor(_FREEDOM)
             width = torch.distributions.Chi2(freedom).sample().div(freedom).rsqrt()
             there = mean + width.to(here) * step
             ends = torch.stack([there, here]) - mean
@@ -64,7 +62,15 @@ class Proposals:
         if learns and self.num_steps <= self.warmup_steps:
             if self._walks:
                 self._log_scale += (probability - _ACCEPTED) / self.num_steps**0.6
-            if self.num_steps == self.warmup_steps // 4:  # the way to the posterior is forgotten
-                self._positions.reset()
-            self._positions.update(torch.cat([value.flatten() for value in params.values()]))
+            self._positions.append(torch.cat([value.flatten() for value in params.values()]))
+            self._learn()
         return torch.rand(()).item() < probability
+
+    def _learn(self) -> None:
+        # From the later half, so that the way to the posterior is forgotten.
+        later = torch.stack(self._positions[len(self._positions) // 2 :]).double()
+        number, size = later.shape
+        if number >= _ENOUGH * size:
+            self._mean = later.mean(0)
+            covariance = (later - self._mean).T @ (later - self._mean) + 0.005 * torch.eye(size)
+            self._root = torch.linalg.cholesky(covariance / (number + 5))
