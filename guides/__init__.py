@@ -9,6 +9,7 @@ from pyro_nmm.guides.best_state import BestState
 from pyro_nmm.guides.calibration import calibration_ranks
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.checking import check_program
+from pyro_nmm.guides.datatree import to_datatree
 from pyro_nmm.guides.dglfrm import DGLFRMGuide, fit_links
 from pyro_nmm.guides.field import FieldGuide, fit_mixture
 from pyro_nmm.guides.fit_check import check_fit
@@ -22,5 +23,5 @@ __all__ = [
     "AmortizedNMM", "AutoNMM", "BestState", "Chains", "DGLFRMGuide", "FieldGibbs", "FieldGuide",
     "MarginalGuide", "MixtureGuide", "calibration_ranks", "check_fit", "check_program", "density",
     "evidence_guide", "fit_links", "fit_mixture", "fit_nmm", "mean_field", "nested_posterior",
-    "ordered_guide",
+    "ordered_guide", "to_datatree",
 ]  # fmt: skip

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pyro
+import pytest
 import torch
 from torch.nn.functional import nll_loss
 
@@ -161,3 +163,11 @@ def links(found, printed):
     # A handful of hidden links says nothing; those that were fitted must be likelier than others.
     known, apart = pair.link_logits(edges, edges, x), found["logits"][test.edge_label == 0]
     assert known.mean() > apart.mean() + 0.2
+
+
+@of("arviz.md")
+def arviz(found, printed):
+    dependent, alone = map(float, re.search(r"(-[\d.]+) (-[\d.]+)$", printed.strip()).groups())
+    assert alone == pytest.approx(34 * math.log(0.25), abs=0.1)
+    assert abs(dependent + 24.7) < 1.0
+    assert dict(found["tree"].log_likelihood.sizes) == {"chain": 1, "draw": 1000, "place": 100}

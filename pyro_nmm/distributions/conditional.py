@@ -435,6 +435,41 @@ class Conditional(GraphDistribution):
         ]
         return Meetings(torch.tensor(times), lag)
 
+    @torch.no_grad()
+    def leave_one_out(self, value: Tensor) -> Tensor:
+        r"""``(..., n)``: the log-likelihood of each row's label, or of its evidence, given all
+        other rows, in ascending node id,
+
+        .. math::
+
+            \log p(y_i \mid y_{-i}, c_{-i}) = \log \sum_j L_{ij}
+                \frac{\alpha_{j y_i} + s_{j y_i}^{-i}}{A_j + S_j^{-i}} , \qquad
+            \frac{1}{p(y_i \mid y_{-i})} = E\Big[\frac{1}{p(y_i \mid y_{-i}, c_{-i})} \,\Big|\,
+                y\Big] ,
+
+        with the row's own choice summed out, so that its weights vary little. They are what
+        ``arviz.loo`` takes for a log-likelihood, :func:`~pyro_nmm.guides.to_datatree` has them.
+
+        >>> from pyro_nmm import NeighborMixture
+        >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))
+        >>> q = mix.choices(torch.tensor([0, 0]))
+        >>> q.leave_one_out(torch.tensor([1, 1])).exp()
+        tensor([0.5833, 0.5833])
+
+        :param Tensor value: samples, of any batch shape that fits, of :math:`p(c \mid y)`, such as
+            those of many sweeps.
+        :raises ValueError: for choices of no neighbour. Cost: :math:`O(E)` a sample, latent
+            :math:`O(E C)`.
+        """
+        kind, shape = "integers", ("...", *self.event_shape)
+        value = as_expected("value", value, shape, kind=kind, like=self.hood).long()
+        (value,), _ = untracked(value)
+        batch = self._shape_of(value)
+        draw = self._states(value, batch, self.rows)
+        found = sweeps.left_out(self.rows, self._constants(batch), draw)
+        return found.index_select(-1, self._row_of).view(*batch, self.rows.num_rows)
+
     def _evaluate(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """``(..., n)`` twice: terms and log-probabilities of choices. A guide asks for density and
         score of the same draw, with and without a plate's batch."""

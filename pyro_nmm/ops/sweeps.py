@@ -76,7 +76,10 @@ def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) ->
 
 @torch.no_grad()
 def left_out(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
-    r"""``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})`, in :math:`O(B E C)`."""
+    r"""``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})`, or of observed labels
+    :math:`\log p(y_i \mid c_{-i}, y_{-i})`, in :math:`O(B E C)`."""
+    if entries.observed:
+        return _labels_left_out(rows, entries, draw)
     entries, top = shift_evidence(rows, entries)
     scores, numbers = [], 3 * entries.num_classes * rows.num_edges // max(1, rows.num_rows)
     for b, (chosen, labels) in enumerate(zip(draw.edges, draw.labels, strict=True)):
@@ -96,6 +99,20 @@ def left_out(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
             parts.append(sums.index_add_(0, row - part.start, summand))
         scores.append(torch.cat(parts).log())
     return torch.stack(scores) + top
+
+
+def _labels_left_out(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
+    scores = []
+    for b, (chosen, labels) in enumerate(zip(draw.edges, draw.labels, strict=True)):
+        log_attention, alpha, total = (part[min(b, len(part) - 1)] for part in entries[:3])
+        counts = alpha.new_zeros(rows.num_sources, entries.num_classes, dtype=torch.double)
+        counts.index_put_((rows.source[chosen], labels), counts.new_ones(()), accumulate=True)
+        own = torch.zeros_like(rows.source).scatter_(0, chosen, 1)
+        same = counts[rows.source, labels[rows.row]] - own
+        every = counts.sum(-1)[rows.source] - own
+        summand = log_attention.exp() * (alpha + same) / (total + every)
+        scores.append(summand.new_zeros(rows.num_rows).index_add_(0, rows.row, summand).log())
+    return torch.stack(scores)
 
 
 class SweepRecord(NamedTuple):

@@ -51,6 +51,12 @@ def problem(case, concentration=0.2, dtype=torch.double):
 
 def enumerated(q, evidence):
     """All states ``(Q, 2, n)``, choices with borrowed labels, and their probabilities."""
+    states, probs = weighed(q, evidence)
+    return states, probs / probs.sum()
+
+
+def weighed(q, evidence):
+    """The same, with probabilities that are joint with the evidence."""
     hood, rows = q.hood, q.observed_rows
     nodes = rows.nodes.tolist()
     oracle = of_hood(hood, q.alpha, q.logits, nodes)
@@ -60,7 +66,7 @@ def enumerated(q, evidence):
     probs = np.exp(oracle.log_joint + terms)  # (labels, choices)
     where = np.nonzero(probs)
     states = np.stack([oracle.choices[where[1]], oracle.labels[where[0]]], 1)
-    return torch.as_tensor(states), torch.as_tensor(probs[where] / probs.sum())
+    return torch.as_tensor(states), torch.as_tensor(probs[where])
 
 
 def as_values(q, states):
@@ -125,6 +131,22 @@ def test_control_variate(case, way):
 @pytest.mark.parametrize("case", CASES)
 def test_sweeps(case, way):
     check_sweeps(case)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_leave_one_out(case):
+    """Harmonic means over the posterior of choices are ratios of evidences."""
+    q, evidence = problem(case)
+    states, joint = weighed(q, evidence)
+    found = q.leave_one_out(as_values(q, states))
+    means = 1 / ((joint / joint.sum()) @ (-found).exp().double())
+    for mean, node in zip(means, q.observed_rows.nodes, strict=True):
+        others = evidence.clone()
+        others[q.hood.target == node] = 0
+        _, without = weighed(q, others)
+        assert mean.item() == pytest.approx(joint.sum().item() / without.sum().item(), rel=1e-5)
+    with pytest.raises(ValueError, match="value must"):
+        q.leave_one_out(torch.full_like(as_values(q, states), 7))
 
 
 @pytest.mark.parametrize("case", ["labels", "matrices", "mask"])

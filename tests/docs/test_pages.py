@@ -16,7 +16,7 @@ from run_page import in_child
 # Pages that share the import of torch; seconds on one core.
 TOGETHER = (
     ["distributed.md", "latent-labels.md", "links.md", "pyro.md", "tabular.md"],  # 35
-    ["annotators.md", "index.md"],  # 55
+    ["annotators.md", "arviz.md", "index.md"],  # 65
     ["node-classification.md", "variational-family.md"],  # 45
 )
 PAGES = SNIPPETS.keys() - {"README.md"}  # the README: tests/core/test_package.py
