@@ -26,14 +26,18 @@ def requirements(extras):
 
 def installed(requirements):
     """The distributions that these requirements bring, and those that they bring in turn."""
-    found, waiting = {}, list(requirements)
+    found: dict = {}
+    waiting = [r for r in requirements if not r.marker or r.marker.evaluate({"extra": ""})]
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
-        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+        if name in found:
             continue
         found[name] = importlib.metadata.distribution(name)
-        waiting += map(Requirement, found[name].requires or [])
+        for line in found[name].requires or []:
+            marker, extras = Requirement(line).marker, ["", *requirement.extras]
+            if not marker or any(marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(Requirement(line))
     return found
 
 

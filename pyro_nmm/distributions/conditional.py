@@ -467,7 +467,7 @@ class Conditional(GraphDistribution):
         (value,), _ = untracked(value)
         batch = self._shape_of(value)
         draw = self._states(value, batch, self.rows)
-        found = sweeps.left_out(self.rows, self._constants(batch), draw)
+        found = sweeps.left_out(self.rows, self._constants(batch), draw).to(self.logits)
         return found.index_select(-1, self._row_of).view(*batch, self.rows.num_rows)
 
     def _evaluate(self, value: Tensor) -> tuple[Tensor, Tensor]:
