@@ -123,10 +123,11 @@ class FieldGibbs(MCMCKernel):
         if options.get("jit_compile"):
             raise ValueError("jit_compile would keep the first choices: leave it out")
         self.model, self.num_sweeps, self.num_moves = model, num_sweeps, num_moves
-        self.kernel: Any = (kernel or NUTS)(self._given_fields, **options)
+        self._kind, self._options, self._own = kernel or NUTS, options, kernel is None
+        self.kernel: Any = self._kind(self._given_fields, **options)
         self.latent: set[str] = set()  #: label sites that the program does not observe
         self.states: dict[str, Tensor] = {}  #: of all sites of fields, and of discrete sites
-        self._steps = Langevin(0) if kernel is None else None
+        self._steps: Langevin | None = None
         self._arguments: tuple[tuple, dict] = (), {}
         self._saved: list[str] = []
         self._start: dict[str, Tensor] | None = None
@@ -144,7 +145,7 @@ class FieldGibbs(MCMCKernel):
     @property
     def save_params(self) -> list[str]:
         """Names of the sites that ``MCMC`` keeps, in its order."""
-        return self._saved
+        return self._saved or list(self.kernel.initial_params)
 
     @save_params.setter
     def save_params(self, names: list[str]) -> None:
@@ -184,7 +185,13 @@ class FieldGibbs(MCMCKernel):
         self._names_of_fields, self._program, self._path = [*fields], None, []
         self._transforms = {}  # the first parameters have their constraints
         first = {k: s["value"] for k, s in rest.items() if k not in self._discrete}
+        self._with_distributions = any(not field.collapsed for field in fields.values())
         self._sweep(first, self._num_sweeps)
+        self._draw_distributions(first)
+        # A new one, because Pyro's kernels keep the constraints of their first run.
+        self.kernel = self._kind(self._given_fields, **self._options)
+        if self._start:
+            self.kernel.initial_params = self._start
         try:
             self.kernel.setup(warmup_steps, *args, **kwargs)
         except ValueError:
@@ -198,15 +205,12 @@ class FieldGibbs(MCMCKernel):
         self._moves = self.num_moves if 0 < size <= FEW else 0
         self._flips = self.num_moves if self._discrete else 0
         self._proposals = Proposals(warmup_steps * self._moves)
-        if self._steps:
-            self._steps = Langevin(warmup_steps) if 0 < size <= MOST else None
+        self._steps = Langevin(warmup_steps) if self._own and 0 < size <= MOST else None
         self._program, self._transforms = None, self.kernel.transforms
         one = self._moves or self._flips or (self._steps and not self.num_sweeps)
         self._num_between = 1 if one else self._num_sweeps
         if self._start:  # which RandomWalkKernel forgets
             self.kernel.initial_params = self._start
-        if not self._saved:
-            self.save_params = list(self.kernel.initial_params)
 
     def _run(self, values: dict[str, Tensor]) -> Trace:
         args, kwargs = self._arguments
@@ -219,7 +223,7 @@ class FieldGibbs(MCMCKernel):
             program = self._at(params)  # parameters may depend on labels of earlier fields
             field, q = program.fields[name], self._conditional(program, name)
             states = self._states_of(field, q) if name in self.states else q.sample()
-            self._put(field, q, q.sweep(states, num_sweeps))
+            self._put(field, q.sweep(states, num_sweeps))
 
     def _run_given(self, values: dict[str, Tensor], more: dict[str, Tensor]) -> Trace:
         with torch.no_grad():
@@ -239,16 +243,22 @@ class FieldGibbs(MCMCKernel):
         states = [self.states[name] for name in field.unknown]
         return torch.stack(states, -2) if q.latent else states[0]
 
-    def _put(self, field: Field, q: Conditional, states: Tensor) -> None:
-        """Keep a sample of a field's conditional, and draw dice."""
-        parts = states.unbind(-2) if q.latent else [states]
+    def _put(self, field: Field, states: Tensor) -> None:
+        """Keep a sample of a field's conditional."""
+        parts = states.unbind(-2) if len(field.unknown) > 1 else [states]
         self.states = self.states | dict(zip(field.unknown, parts, strict=True))
-        if field.collapsed:
-            return
-        c, *labels = parts
-        borrowed = labels[0] if labels else q.data_of(q.observed_rows).expand(c.shape)
-        alpha = posterior_alpha(field.prior.alpha, c, borrowed)
-        self.states = self.states | {field.site("z"): Dirichlet(alpha).sample()}
+
+    @torch.no_grad()
+    def _draw_distributions(self, params: dict[str, Tensor]) -> None:
+        """Label distributions that are sites, given all else."""
+        for name in self._names_of_fields if self._with_distributions else []:
+            field = self._at(params).fields[name]
+            if field.collapsed:
+                continue
+            c, *labels = (self.states[each] for each in field.unknown)
+            borrowed = labels[0] if labels else field.value("y").expand(c.shape)
+            alpha = posterior_alpha(field.prior.alpha, c, borrowed)
+            self.states = self.states | {field.site("z"): Dirichlet(alpha).sample()}
 
     @torch.no_grad()
     def _redraw(self, values: dict[str, Tensor]) -> None:
@@ -272,21 +282,18 @@ class FieldGibbs(MCMCKernel):
                 self.states = kept | {name: other_value(kept[name], values)}
             else:
                 params, log_ratio = self._proposals.propose(params)
-            there = self._at(params)
-            other, ends = there.log_prob(self.states), self._conditionals(there, names)
-            rise, moved = torch.zeros_like(log_ratio), []
+            ends = self._conditionals(self._at(params), names)
+            for (field, q), (_, end) in zip(starts, ends, strict=True):
+                annealed = q.anneal(self._states_of(field, q), end, self._num_sweeps)
+                self._put(field, annealed.states)
+                log_ratio = log_ratio + annealed.gain.sum()
+            there = self._at(params)  # states of before may be impossible there
+            other = there.log_prob(self.states)
             log_ratio = log_ratio + other - log_prob
-            if log_ratio.isfinite():
-                for (field, q), (_, end) in zip(starts, ends, strict=True):
-                    annealed = q.anneal(self._states_of(field, q), end, self._num_sweeps)
-                    moved.append(annealed.states)
-                    log_ratio, rise = log_ratio + annealed.gain.sum(), rise + annealed.rise.sum()
-            if not self._proposals.decide(here.params, log_ratio, learns=not flips):
-                self.states = kept
+            if self._proposals.decide(here.params, log_ratio.detach(), learns=not flips):
+                here, log_prob, starts = there, other, ends
             else:
-                here, log_prob, starts = there, other + rise, ends
-                for (field, q), states in zip(starts, moved, strict=True):
-                    self._put(field, q, states)
+                self.states = kept
         self._program = here
         return here.params
 
@@ -349,10 +356,11 @@ class FieldGibbs(MCMCKernel):
         self._redraw(self._constrained(params))
         if self._moves or self._flips:
             params = self._move(params)
-        if not params:
-            return self.states
         if self._steps:
-            return self._step(params) | self.states
+            params = self._step(params)
+        self._draw_distributions(params)
+        if self._steps or not params:
+            return params | self.states
         if hasattr(self.kernel, "clear_cache"):
             self.kernel.clear_cache()
         else:  # of RandomWalkKernel: the energy of the parameters at the states before

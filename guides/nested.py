@@ -439,7 +439,7 @@ def _scores(gibbs: FieldGibbs, position: Tensor, num_sweeps: int, num_batches: i
             q = gibbs._conditional(program, name)
             states = gibbs._states_of(field, q)
             states, chosen = q.swept_with_shares(states, num_sweeps // num_batches, before)
-            gibbs._put(field, q, states)
+            gibbs._put(field, states)
             score += program.gradient(program.joints[name].average(*chosen[2:]))
             program = gibbs._at(params)  # parameters and data of fields depend on labels
         found.append(score + program.gradient(torch.as_tensor(program.rest)))

@@ -53,7 +53,7 @@ class Proposals:
             log_ratio = logs[1] - logs[0]
         parts = there.split([value.numel() for value in params.values()])
         names = zip(params.items(), parts, strict=True)
-        return {name: part.view_as(value) for (name, value), part in names}, log_ratio
+        return {name: part.view_as(value).to(value) for (name, value), part in names}, log_ratio
 
     def decide(self, params: dict[str, Tensor], log_ratio: Tensor, learns: bool = True) -> bool:
         """Whether a step from ``params`` is accepted. The warm-up ``learns`` from it."""
@@ -63,7 +63,8 @@ class Proposals:
             if self._walks:
                 self._log_scale += (probability - _ACCEPTED) / self.num_steps**0.6
             self._positions.append(torch.cat([value.flatten() for value in params.values()]))
-            self._learn()
+            if not len(self._positions) % max(1, len(self._positions) // 20):
+                self._learn()
         return torch.rand(()).item() < probability
 
     def _learn(self) -> None:

@@ -213,13 +213,12 @@ def _rise(inputs, table, edges, labels, alpha_to, total_to):
 
 
 @_compiled
-def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains, rises):
+def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains):
     # Rows are taken in reverse in the second half of the sweeps.
     (single, ptr, source), counts, size = inputs[:3], np.zeros_like(table), len(uniforms)
     for b in range(first, last):
         start, end, at, to = _of(b, inputs), _of(b, ends), edges[b], labels[b]
-        rises[b], now = -_log_joint(end, counts, at, to), start
-        gains[b] = _log_joint(start, counts, at, to) + rises[b]
+        gains[b], now = _log_joint(start, counts, at, to), start
         _count(ptr, source, at, to, table)
         for sweep in range(size + 1):
             share = (sweep + 1) / (size + 1)
@@ -237,7 +236,7 @@ def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains, ri
                 some = uniforms[sweep, b]
                 gains[b] += _rows(True, step, then, table, some, at, to, (), (), (), old)
                 now = then
-        rises[b] += _log_joint(end, counts, at, to)
+        gains[b] -= _log_joint(end, counts, at, to)
         _clear(ptr, source, at, to, table)
 
 
@@ -325,7 +324,7 @@ def anneal(rows, start, end, draw, uniforms):
     """See :func:`pyro_nmm.ops.annealing.anneal`; with uniforms ``(S, B, num_rows)``. Cost:
     :math:`O(S B E C)`."""
     edges, labels = (_array(t).copy() for t in draw[:2])
-    outputs = edges, labels, np.empty(len(edges)), np.empty(len(edges))
+    outputs = edges, labels, np.empty(len(edges))
     inputs = _inputs(rows, end), _array(uniforms), *outputs
     _run_entries(_anneal, rows, start, len(edges), *inputs, sweeps=len(uniforms))
     return _tensors(rows, *outputs)

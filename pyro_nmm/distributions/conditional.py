@@ -359,8 +359,7 @@ class Conditional(GraphDistribution):
         shape = self._shape_of(value)
         start, stop = self._constants(shape), end._constants(shape)
         found = anneal(self.rows, start, stop, self._states(value, shape, self.rows), num_sweeps)
-        value = self._columns(found.states, shape)
-        return Annealed(value, found.gain.view(shape), found.rise.view(shape))
+        return Annealed(self._columns(found.states, shape), found.gain.view(shape))
 
     @torch.no_grad()
     def log_likelihood(self, num_particles: int = 64, num_given: int = 0) -> Tensor:

@@ -44,9 +44,9 @@ class Annealed(NamedTuple):
     """``B`` draws after annealing, and their weights ``(B,)``."""
 
     states: Any  #: the last draw
-    #: How much the log weight is above its value without sweeps, log f_end(c_0) - log f_start(c_0).
+    #: The log weight, above its value for the way from the first to the last draw at once,
+    #: log f_end(c_K) - log f_start(c_0). At the end the first draw may be impossible.
     gain: Tensor
-    rise: Tensor  #: log f_end of the last draw, above that of the first
 
 
 @torch.no_grad()
@@ -61,5 +61,5 @@ def anneal(
         for entries in (start, end)
     )
     uniforms = uniforms_of(rows, num_sweeps, len(draw.edges))
-    edges, labels, gain, rise = compiled.anneal(rows, start, end, draw, uniforms)
-    return Annealed(Draw(edges, labels), gain, rise)
+    edges, labels, gain = compiled.anneal(rows, start, end, draw, uniforms)
+    return Annealed(Draw(edges, labels), gain)

@@ -301,17 +301,101 @@ def test_joint_moves_of_many_labellings():
 
 
 def test_factors_of_annealing_that_are_far_from_one():
-    """Products of them are below the least number."""
+    """Products of them are below the least number, and labels of before impossible."""
     hood = Neighborhood(torch.empty(2, 0).long(), num_nodes=2)
     mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(2))
-    for low in (-300.0, -440.0, -700.0):
+    for low in (-300.0, -440.0, -700.0, -2000.0, -torch.inf):
         start, end = mix.latents(torch.zeros(2, 2)), mix.latents(torch.tensor([[0.0, low]] * 2))
-        labels = torch.tensor([[0, 1], [1, 1]])
-        annealed = start.anneal(labels, end, 50)
-        assert annealed.gain.isfinite().all()
-        shown = labels[1].double(), annealed.states[1].double()
-        assert annealed.rise == pytest.approx(low * (shown[1].sum() - shown[0].sum()).item())
+        moved, gain = start.anneal(torch.tensor([[0, 1], [1, 1]]), end, 50)
+        rise = low * moved[1].sum() if moved[1].any() else 0.0
+        assert gain + rise == pytest.approx(2 * math.log(0.5), rel=1e-5)  # without noise
     assert not Proposals(0).decide({}, torch.tensor(torch.inf), learns=False)
+
+
+RARE = 13.0  # the prior log-odds of a large error
+
+
+@pytest.mark.slow
+def test_what_a_parameter_makes_impossible():
+    """A flag that switches edges off, or makes all labels but one impossible, moves both ways."""
+    others, y, x = HOOD.source != HOOD.target, Y[0], torch.tensor([0.0, 1.5, 0.0])
+
+    def switched():
+        flag = pyro.sample("flag", dist.Bernoulli(torch.tensor(0.5)))
+        logits = torch.where(others & (flag > 0), -torch.inf, 0.0)
+        nmm(HOOD, 0.3 * ALPHA, logits, y, collapsed=True)
+
+    def narrow():
+        flag = pyro.sample("flag", dist.Bernoulli(logits=torch.tensor(RARE)))
+        labels, sd = nmm(HOOD, ALPHA, OWN, collapsed=True), torch.where(flag > 0, 1.0, 0.01)
+        pyro.sample("x", dist.Normal(1.5 * labels, sd).to_event(1), obs=x)
+
+    def enumerated(program):
+        logs = []
+        for flag in (0.0, 1.0):
+            given = pyro.poutine.condition(program, {"flag": torch.tensor(flag)})
+            trace = pyro.poutine.trace(given).get_trace()
+            prior = trace.nodes["c"]["infer"]["nmm"][0]
+            if program is switched and flag:  # each of its own
+                own = (prior.alpha / prior.alpha.sum(-1, keepdim=True))[torch.arange(3), y]
+                logs.append(own.log().sum().double())
+                continue
+            found = of_hood(HOOD, prior.alpha, prior.logits)
+            log = torch.tensor(found.log_prob)
+            labels = torch.tensor(found.labels)
+            if program is narrow:
+                of_x = dist.Normal(1.5 * labels, (0.01, 1.0)[int(flag)])
+                seen = of_x.log_prob(x).sum(-1) + flag * RARE
+                logs.append((log.flatten() + seen).logsumexp(0))
+            else:
+                logs.append(log.flatten()[(labels == y).all(-1)].logsumexp(0))
+        return torch.stack(logs).softmax(0)[1]
+
+    for program in (switched, narrow):
+        pyro.set_rng_seed(0)
+        kernel = FieldGibbs(program, num_sweeps=4)
+        kernel.save_params = ["flag"]
+        mcmc = MCMC(kernel, 800, 20, disable_progbar=True)
+        mcmc.run()
+        flags, exact = mcmc.get_samples()["flag"].double(), enumerated(program)
+        error = (exact * (1 - exact) / effective_size(flags[None])).sqrt()
+        assert 0.02 < exact < 0.98
+        assert (flags.mean() - exact).abs() < 4.5 * error, program.__name__
+
+
+def test_label_distributions_are_of_the_kept_parameters():
+    def uncollapsed():
+        kappa = pyro.sample("kappa", dist.LogNormal(0.0, 2.0))
+        nmm(HOOD, kappa * torch.ones(3, 2), torch.zeros(HOOD.num_edges), Y[0])
+
+    pyro.set_rng_seed(0)
+    kernel = FieldGibbs(uncollapsed)
+    kernel.save_params = ["kappa", "c", "z"]
+    mcmc = MCMC(kernel, 600, 100, disable_progbar=True)
+    mcmc.run()
+    kappa, c, z = (mcmc.get_samples()[name] for name in ("kappa", "c", "z"))
+    counts = torch.zeros_like(z)
+    for n in range(3):
+        counts[torch.arange(len(c)), c[:, n], Y[0][n]] += 1
+    alpha = kappa[:, None, None] + counts
+    mean = alpha / alpha.sum(-1, keepdim=True)
+    sd = (mean * (1 - mean) / (alpha.sum(-1, keepdim=True) + 1)).sqrt()
+    scores = ((z - mean) / sd)[..., 0]  # independent given the rest
+    assert abs(scores.square().mean() - 1) < 0.2
+    assert abs((scores.square().mean(1) * kappa.log()).mean() - kappa.log().mean()) < 0.3
+
+
+def test_a_second_run_has_constraints_of_its_own():
+    def bounded(high):
+        r = pyro.sample("r", dist.Uniform(0.0, high))
+        nmm(HOOD, ALPHA + 0 * r, torch.zeros(HOOD.num_edges), Y[0], collapsed=True)
+
+    pyro.set_rng_seed(0)
+    kernel = FieldGibbs(bounded)
+    for high in (1.0, 10.0):
+        mcmc = MCMC(kernel, 200, 50, disable_progbar=True)
+        mcmc.run(high)
+        assert 0.8 * high < mcmc.get_samples()["r"].max() < high
 
 
 def test_draws_say_what_they_are_worth():
@@ -360,11 +444,10 @@ def test_weights_of_annealing(latent):
         logs.append(seen if latent else each[found.index(Y[0])])
     for (here, there), ratio in ((ends, logs[1] - logs[0]), (ends[::-1], logs[0] - logs[1])):
         draws = here.sweep(here.sample((60_000,)), 10)
-        first = [q.log_terms(draws).sum(-1) + q.log_prob(draws) for q in (here, there)]
-        moved, gain, rise = here.anneal(draws, there, 2)
+        first = here.log_terms(draws).sum(-1) + here.log_prob(draws)
+        moved, gain = here.anneal(draws, there, 2)
         last = there.log_terms(moved).sum(-1) + there.log_prob(moved)
-        torch.testing.assert_close(rise, last - first[1])
-        log_weight = gain + first[1] - first[0] - ratio
+        log_weight = gain + last - first - ratio
         error = log_weight.exp().std() / len(draws) ** 0.5
         assert abs(log_weight.exp().mean() - 1) < 4.5 * error < 0.2
         # How often a node that chooses itself has another that does after an accepted move.
