@@ -34,9 +34,8 @@ from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.diagnostics import effective_size
 
 #: Sweeps of a joint move. Effective draws of the slower of two parameters in a CPU minute with 10,
-#: 20 and 40: 230, 258 and 236 with 10,000 nodes; with 20 and 50 2,553 and 1,534 with 400. One or
-#: two moves are alike on large graphs, two are best on small ones: 1, 2 and 4 have 2,402, 3,258
-#: and 2,405 with 400 nodes, 205, 342 and 258 with 10,000.
+#: 20 and 40: 230, 258 and 236 with 10,000 nodes; with 20 and 50: 2,405 and 1,441 with 400. And with
+#: 1, 2 and 4 moves: 205, 342 and 258 with 10,000 nodes, 2,402, 3,258 and 2,405 with 400.
 SWEEPS, MOVES = 20, 2
 #: Effective draws below which the kernel warns: means then have errors of a tenth of a standard
 #: deviation; of .14 with half of them, and .07 with twice as many.
