@@ -144,7 +144,7 @@ class FieldGibbs(MCMCKernel):
     @property
     def save_params(self) -> list[str]:
         """Names of the sites that ``MCMC`` keeps, in its order."""
-        return self._saved or list(self.kernel.initial_params)
+        return self._saved or sorted(self.kernel.initial_params)
 
     @save_params.setter
     def save_params(self, names: list[str]) -> None:

@@ -388,6 +388,7 @@ def test_label_distributions_are_of_the_kept_parameters():
 def test_a_second_run_has_constraints_of_its_own():
     def bounded(high):
         r = pyro.sample("r", dist.Uniform(0.0, high))
+        pyro.sample("before r", dist.Uniform(20.0, 21.0))
         nmm(HOOD, ALPHA + 0 * r, torch.zeros(HOOD.num_edges), Y[0], collapsed=True)
 
     pyro.set_rng_seed(0)
@@ -396,6 +397,7 @@ def test_a_second_run_has_constraints_of_its_own():
         mcmc = MCMC(kernel, 200, 50, disable_progbar=True)
         mcmc.run(high)
         assert 0.8 * high < mcmc.get_samples()["r"].max() < high
+        assert mcmc.get_samples()["before r"].min() > 20
 
 
 def test_draws_say_what_they_are_worth():
