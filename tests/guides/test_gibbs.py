@@ -394,7 +394,7 @@ def test_a_second_run_has_constraints_of_its_own():
     pyro.set_rng_seed(0)
     kernel = FieldGibbs(bounded)
     for high in (1.0, 10.0):
-        mcmc = MCMC(kernel, 200, 50, disable_progbar=True)
+        mcmc = MCMC(kernel, 90, 50, disable_progbar=True)
         mcmc.run(high)
         assert 0.8 * high < mcmc.get_samples()["r"].max() < high
         assert mcmc.get_samples()["before r"].min() > 20
