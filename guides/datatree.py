@@ -98,7 +98,7 @@ def to_datatree(
     flat = {name: value.flatten(0, 1) for name, value in grouped.items()}
     if model is not None:
         sites = _sites(run({name: value[0] for name, value in flat.items()}))
-        seen = {k: s for k, s in sites.items() if s["is_observed"] and k not in grouped}
+        seen = _observed(sites, grouped)
         found["observed_data"] = {name: site["value"] for name, site in seen.items()}
         # A guide's draws have sites of its own.
         named = {k for k, s in sites.items() if not s["infer"].get("is_auxiliary")}
@@ -151,9 +151,18 @@ def _sites(trace: Trace) -> dict[str, Any]:
     return {k: s for k, s in every if s["type"] == "sample" and not site_is_subsample(s)}
 
 
+def _observed(sites: dict[str, Any], draws: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Sites with data, which conditioned and ``pyro.deterministic`` sites are not."""
+    return {
+        name: site
+        for name, site in sites.items()
+        if site["is_observed"] and name not in draws and not site["infer"].get("_deterministic")
+    }
+
+
 def _log_likelihood(trace: Trace, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of each observed site's elements at one draw; of labels of a field if it has choices."""
-    seen = {k: s for k, s in _sites(trace).items() if s["is_observed"] and k not in draws}
+    seen = _observed(_sites(trace), draws)
     found = {name: _entries(site) for name, site in seen.items() if "nmm" not in site["infer"]}
     for field in fields_of(trace, set()).values():
         if field.site("y") in seen and draws.keys() >= set(field.unknown):

@@ -27,6 +27,7 @@ def plain(x):
     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
     with pyro.plate("place", len(x)):
         slope = pyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        pyro.deterministic("double", 2 * slope, event_dim=1)
         pyro.sample("x", dist.Normal(loc + slope, 1.0).to_event(1), obs=x)
 
 
@@ -61,6 +62,7 @@ def test_a_program_without_a_field():
     }  # fmt: skip
     assert tree.posterior.place.values.tolist() == ["a", "b", "c"]
     assert torch.equal(torch.as_tensor(tree.observed_data.x.values), X)
+    assert set(tree.observed_data.data_vars) == set(tree.log_likelihood.data_vars) == {"x"}
     loc, slope = draws["loc"][7], draws["slope"][7]
     exact = dist.Normal(loc + slope, 1.0).log_prob(X)
     torch.testing.assert_close(torch.as_tensor(tree.log_likelihood.x.values[0, 7]), exact)
