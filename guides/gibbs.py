@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from pyro import poutine
-from pyro.distributions import Dirichlet
 from pyro.infer.mcmc import NUTS
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from pyro.poutine import Trace
@@ -22,15 +21,13 @@ from torch.distributions import biject_to
 
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.distributions.conditional import Conditional
-from pyro_nmm.distributions.joint import LogJoint
 from pyro_nmm.fitting import ordinary, with_gradients
 from pyro_nmm.guides.discrete import other_value, redraw, values_of
 from pyro_nmm.guides.hidden_sites import check_hidden
 from pyro_nmm.guides.langevin import MOST, Langevin
-from pyro_nmm.guides.program import Field, fields_of
+from pyro_nmm.guides.program import CountField, Field, count_fields_of, fields_of
 from pyro_nmm.guides.proposals import FEW, Proposals
 from pyro_nmm.models.plates import COPIES
-from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.diagnostics import effective_size
 
 #: Sweeps of a joint move. Effective draws of the slower of two parameters in a CPU minute with 10,
@@ -162,7 +159,7 @@ class FieldGibbs(MCMCKernel):
         _check(trace)
         sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
         check_hidden(self._run)
-        self.latent = {name for name, site in sites.items() if "nmm" in site["infer"]}
+        self.latent = {name for name, site in sites.items() if _of_field(site)}
         rest = {
             name: site
             for name, site in sites.items()
@@ -172,9 +169,9 @@ class FieldGibbs(MCMCKernel):
         self._discrete = {k: True for k, site in rest.items() if site["fn"].support.is_discrete}
         if self._start:
             _check_start(self._start, {k: s for k, s in rest.items() if k not in self._discrete})
-        fields = fields_of(trace, self.latent)
+        fields = self._fields(trace)
         borrowed = {field.site("y") for field in fields.values() if field.site("u") in sites}
-        #: Sites whose density is a :class:`LogJoint`.
+        #: Sites whose density is a field's ``log_joint``.
         self._joint = {name for field in fields.values() for name in field.names} - borrowed
         #: Whether densities of other sites do not depend on states, and these on one another.
         of_labels = any(field.latent for field in fields.values())
@@ -199,12 +196,15 @@ class FieldGibbs(MCMCKernel):
         size = sum(value.numel() for value in self.kernel.initial_params.values())
         #: Fields that move with parameters: all with observed labels, or one with latent labels.
         self._groups = [[name] for name, field in fields.items() if field.latent]
-        seen = [name for name, field in fields.items() if not field.latent]
+        self._counts = [name for name, field in fields.items() if isinstance(field, CountField)]
+        seen = [k for k, field in fields.items() if not (field.latent or k in self._counts)]
         self._groups += [seen] if seen else []
-        self._moves = self.num_moves if 0 < size <= FEW else 0
+        self._moves = self.num_moves if self._groups and 0 < size <= FEW else 0
         self._flips = self.num_moves if self._discrete else 0
         self._proposals = Proposals(warmup_steps * self._moves)
         self._steps = Langevin(warmup_steps) if self._own and 0 < size <= MOST else None
+        #: Steps given label distributions, if there are fields of counts.
+        self._more_steps = Langevin(warmup_steps) if self._steps and self._counts else None
         self._program, self._transforms = None, self.kernel.transforms
         one = self._moves or self._flips or (self._steps and not self.num_sweeps)
         self._num_between = 1 if one else self._num_sweeps
@@ -224,6 +224,9 @@ class FieldGibbs(MCMCKernel):
             states = self._states_of(field, q) if name in self.states else q.sample()
             self._put(field, q.sweep(states, num_sweeps))
 
+    def _fields(self, trace: Trace) -> dict[str, Any]:
+        return fields_of(trace, self.latent) | count_fields_of(trace, self.latent)
+
     def _run_given(self, values: dict[str, Tensor], more: dict[str, Tensor]) -> Trace:
         with torch.no_grad():
             return self._run(values | self.states | more)
@@ -233,8 +236,8 @@ class FieldGibbs(MCMCKernel):
         if name not in program.conditionals:
             field, run = program.fields[name], partial(self._run_given, program.values)
             q = field.conditional(run, field.prior.hood.restrict(field.observed).nodes)
-            shape = torch.broadcast_shapes(q.batch_shape, field.value("c").shape[:-1])
-            program.conditionals[name] = q.expand(shape)
+            shape = torch.broadcast_shapes(q.batch_shape, field.batch_shape)
+            program.conditionals[name] = q if q.batch_shape == shape else q.expand(shape)
         return program.conditionals[name]
 
     def _states_of(self, field: Field, q: Conditional) -> Tensor:
@@ -254,10 +257,7 @@ class FieldGibbs(MCMCKernel):
             field = self._at(params).fields[name]
             if field.collapsed:
                 continue
-            c, *labels = (self.states[each] for each in field.unknown)
-            borrowed = labels[0] if labels else field.value("y").expand(c.shape)
-            alpha = posterior_alpha(field.prior.alpha, c, borrowed)
-            self.states = self.states | {field.site("z"): Dirichlet(alpha).sample()}
+            self.states = self.states | {field.site("z"): field.distributions(self.states)}
 
     @torch.no_grad()
     def _redraw(self, values: dict[str, Tensor]) -> None:
@@ -310,24 +310,37 @@ class FieldGibbs(MCMCKernel):
         rest: Any = trace.log_prob_sum(lambda name, site: name not in self._joint)
         for name, transform in self._transforms.items():
             rest = rest - transform.log_abs_det_jacobian(values[name], leaves[name]).sum()
-        fields, joints = fields_of(trace, self.latent), {}
+        fields, joints = self._fields(trace), {}
         for name, field in fields.items():
-            part = field.prior.of_rows(field.prior.hood.restrict(field.observed))
-            joints[name] = LogJoint(part, field.value("c").shape[:-1])
+            joints[name] = field.log_joint()
             fields[name] = field._replace(prior=field.prior.plain)
         values = {name: value.detach() for name, value in values.items()}
         self._program = _Program(params, leaves, values, trace, rest, fields, joints, {})
         return self._program
 
     def _step(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A step of parameters given all states."""
+        """A step of parameters given all states. Fields of counts have one given label
+        distributions before, with choices integrated out, and then one given choices: the first is
+        longer for attention, the second for concentrations."""
         assert self._steps
-        here = _Point.of(self._at(params), self.states)
-        point = self._steps.step(here, self._point_at)
+        program = self._at(params)
+        if self._more_steps:
+            point = _Point.of(program, self.states)
+            program = self._more_steps.step(point, self._point_at).program
+            for name in self._counts:
+                field, q = program.fields[name], self._conditional(program, name)
+                units = q.choices(self._states_of(field, q))
+                self.states = self.states | {field.site("c"): units}
+        point = self._steps.step(_Point.of(program, self.states), self._point_at)
         if self._steps.num_steps > self._steps.warmup_steps:
             self._path.append((point.position, torch.tensor(point.log_prob).double()))
-        self._program = point.program
-        return point.program.params
+        self._program = program = point.program
+        for name in self._counts if self._more_steps else []:
+            field, q = program.fields[name], self._conditional(program, name)
+            units = self.states[field.site("c")]
+            self.states = {k: v for k, v in self.states.items() if v is not units}
+            self._put(field, q.distributions(units))
+        return program.params
 
     def _names(self) -> list[str]:
         """Of all numbers of the continuous sites."""
@@ -429,16 +442,15 @@ class _Program(NamedTuple):
     values: dict[str, Tensor]  #: the same, with their constraints
     trace: Trace
     rest: Tensor  #: the log-density of parameters and of sites that are not in ``joints``
-    fields: dict[str, Field]
-    joints: dict[str, LogJoint]
+    fields: dict[str, Any]
+    joints: dict[str, Any]
     conditionals: dict[str, Conditional]  #: kept for more sweeps
 
     def log_prob(self, states: dict[str, Tensor]) -> Tensor:
         """With choices, and with label distributions integrated out."""
         found = torch.as_tensor(self.rest).double()
         for name, field in self.fields.items():
-            c, *labels = (states[each] for each in field.unknown)
-            found = found + self.joints[name](c, labels[0] if labels else field.value("y"))
+            found = found + self.joints[name](*field.draw(states))
         return found
 
     def gradient(self, value: Tensor) -> Tensor:
@@ -488,9 +500,13 @@ def _check_start(start: dict[str, Tensor], sites: dict[str, Any]) -> None:
         )
 
 
+def _of_field(site: Any) -> bool:
+    return "nmm" in site["infer"] or "nmm_counts" in site["infer"]
+
+
 def _check(trace: Any) -> None:
     """Refuse programs for which the kernel would not sample the posterior."""
-    if not fields_of(trace, set()):
+    if not fields_of(trace, set()) | count_fields_of(trace, set(trace.stochastic_nodes)):
         raise ValueError("model has no nmm with sampled choices: use the kernel of Pyro itself")
     trace.compute_log_prob()
     _check_nan(trace)
@@ -502,7 +518,7 @@ def _check(trace: Any) -> None:
                 raise ValueError(f"plate {name!r} subsamples: give MCMC all elements")
         elif any(frame.name in COPIES for frame in site["cond_indep_stack"]):
             raise ValueError(f"site {name!r} has a dimension of particles: give MCMC one copy")
-        elif "nmm" in site["infer"]:
+        elif _of_field(site):
             scale, mask = torch.as_tensor(site["scale"]), site["mask"]
             if (scale != 1).any() or not (mask is None or torch.as_tensor(mask).all()):
                 raise ValueError(

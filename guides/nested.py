@@ -326,6 +326,8 @@ def nested_posterior(
     gibbs.setup(0, *args, **kwargs)
     if gibbs._discrete:
         raise ValueError(f"sites {[*gibbs._discrete]} are discrete and of no nmm: use FieldGibbs")
+    if gibbs._counts:
+        raise ValueError(f"sites {gibbs._counts} belong to fields of counts: use FieldGibbs")
     names = gibbs._names()
     size = len(names)
     if not 0 < size <= MOST_NUMBERS:

@@ -9,21 +9,24 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-from pyro.distributions import Categorical, Delta, Independent, MaskedDistribution, Unit
+from pyro.distributions import Categorical, Delta, Dirichlet, Independent, MaskedDistribution, Unit
 from pyro.distributions.util import scale_and_mask
 from pyro.ops import packed
 from pyro.ops.contract import contract_tensor_tree
 from pyro.ops.provenance import extract_provenance, get_provenance, track_provenance
 from pyro.poutine.runtime import get_plates
 from pyro.poutine.util import site_is_subsample
-from torch import Tensor
+from torch import Size, Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm import EvidenceConditional, NeighborMixture, OrderedConditional
 from pyro_nmm.distributions.conditional import Conditional
+from pyro_nmm.distributions.count_conditional import CountConditional
 from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
+from pyro_nmm.distributions.joint import LogJoint
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.models.plates import beside, kind_of
+from pyro_nmm.ops.counts import posterior_alpha
 
 #: A run of a program with given values of its sites.
 Run = Callable[[dict[str, Tensor]], Any]
@@ -93,6 +96,24 @@ class Field(NamedTuple):
         arguments = hood, self.prior.alpha, logits, evidence, self.observed, order
         return EvidenceConditional(*arguments, relabels=not channel.keeps)
 
+    @property
+    def batch_shape(self) -> Size:
+        return self.value("c").shape[:-1]
+
+    def log_joint(self) -> LogJoint:
+        """Of a :meth:`draw`, differentiable in the parameters of this run."""
+        part = self.prior.of_rows(self.prior.hood.restrict(self.observed))
+        return LogJoint(part, self.batch_shape)
+
+    def distributions(self, states: dict[str, Tensor]) -> Tensor:
+        """Label distributions given states, drawn."""
+        return Dirichlet(posterior_alpha(self.prior.alpha, *self.draw(states))).sample()
+
+    def draw(self, states: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Choices and labels."""
+        c, *labels = (states[name] for name in self.unknown)
+        return c, labels[0] if labels else self.value("y").expand(c.shape)
+
     def posterior(self, run: Run, num_samples: int | None, num_sweeps: int) -> Any:
         """Its posterior given the rest of the program; a list of posteriors for a batch."""
         hood, alpha, logits, channel = self.parameters
@@ -114,6 +135,48 @@ class Field(NamedTuple):
         return posteriors if shape else posteriors[0]
 
 
+class CountField(NamedTuple):
+    """A :func:`~pyro_nmm.models.nmm_counts` of a program, with what samplers ask of a
+    :class:`Field`. Its states are logarithms of label distributions."""
+
+    name: str  #: of the site of its label distributions
+    prior: Parameters
+    observed: Tensor | None
+    counts: Tensor
+    latent: bool = False
+    collapsed: bool = False
+
+    def site(self, kind: str) -> str:
+        return beside(self.name, kind)
+
+    @property
+    def names(self) -> set[str]:
+        return {self.name, self.site("y")}
+
+    @property
+    def unknown(self) -> list[str]:
+        return [self.site("log z")]
+
+    @property
+    def batch_shape(self) -> Size:
+        return torch.broadcast_shapes(self.prior.batch_shape, self.counts.shape[:-2])
+
+    def conditional(self, run: Run, order: Tensor | None = None) -> CountConditional:
+        rows = self.prior.of_rows(self.prior.hood.restrict(self.observed))
+        return CountConditional(rows, self.counts, self.batch_shape)
+
+    def log_joint(self) -> Callable[..., Tensor]:
+        """Of counts of choices if there are any, else of label distributions."""
+        q = self.conditional(dict)
+        return lambda units, log_z: q.log_density(log_z) if units is None else q.log_joint(units)
+
+    def draw(self, states: dict[str, Tensor]) -> tuple[Tensor | None, Tensor]:
+        return states.get(self.site("c")), states[self.site("log z")]
+
+    def distributions(self, states: dict[str, Tensor]) -> Tensor:
+        return self.draw(states)[1].exp().to(self.prior.alpha)
+
+
 def fields_of(trace: Any, latents: Set[str]) -> dict[str, Field]:
     """The fields of a run by the names of their choices, in order, and which sites are latent."""
     fields = {}
@@ -124,6 +187,21 @@ def fields_of(trace: Any, latents: Set[str]) -> dict[str, Field]:
             if field.latent and not field.prior.channel.keeps:
                 cure = "observe its labels, or leave out relabel"
                 raise ValueError(f"field {name!r} has latent labels and edges that relabel: {cure}")
+    return fields
+
+
+def count_fields_of(trace: Any, latents: Set[str]) -> dict[str, CountField]:
+    """The fields of counts of a run by the names of their label distributions, if latent."""
+    fields = {}
+    for name, site in trace.nodes.items():
+        if name in latents and "nmm_counts" in site["infer"]:
+            prior, observed = site["infer"]["nmm_counts"]
+            counts = trace.nodes[beside(name, "y")]
+            if not counts["is_observed"]:
+                raise ValueError(
+                    f"site {counts['name']!r} has latent counts: give nmm_counts its y"
+                )
+            fields[name] = CountField(name, prior, observed, counts["value"])
     return fields
 
 

@@ -9,6 +9,7 @@ from pyro_nmm.models.annotators import (
     accuracy,
     information,
 )
+from pyro_nmm.models.counts import nmm_counts
 from pyro_nmm.models.dglfrm import DGLFRM
 from pyro_nmm.models.hidden import (
     Emission,
@@ -54,6 +55,6 @@ __all__ = [
     "accuracy",
     "annealed_log_normalizer", "coarse_to_fine", "compatibility", "fit_field",
     "grid_edges", "hidden_field", "information", "ising", "ising_posterior", "leave_one_out",
-    "nmm", "node_plate", "potts", "random_blocks",
+    "nmm", "nmm_counts", "node_plate", "potts", "random_blocks",
     "temperature_scaling",
 ]  # fmt: skip

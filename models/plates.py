@@ -62,7 +62,7 @@ class OneEvent(Messenger):
                     f"several times: leave nodes out with observed=, or give one number"
                 )
         if site in ("c", "y") and msg["value"] is not None:
-            size = msg["value"].shape[-1]
+            size = msg["value"].shape[-max(1, msg["fn"].event_dim)]
             if size != self.num_rows:
                 here = f"observed selects {self.num_rows} here: give model and guide the same mask"
                 raise ValueError(f"site {name!r} has {size} nodes from the guide, but {here}")

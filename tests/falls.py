@@ -65,6 +65,7 @@ FALLS = {
         Neighborhood.find(choices: -7 | 10^9)
         StackedNMM.fit(folds: -7)
         letters(text: nonsense)
+        nmm_counts(total_count: 10^9)
         node_plate(y: 10^9)
         random_blocks(nodes: a row more | no row)
         walks(membership: 10^9)

@@ -118,6 +118,51 @@ def entropy_bound(alpha, neighbors, attention, order):
     return rest(0, np.zeros_like(alpha))
 
 
+class CountOracle:
+    """
+    Counts of labels: how many units of node ``i`` with label ``k`` chose each neighbour is
+    enumerated, with the numbers of ways as weights. ``totals`` ``(T, M, C)`` are the sums at
+    sources, and ``log_weight`` their log-probabilities before label distributions come in.
+    """
+
+    def __init__(self, neighbors, attention, counts, num_sources):
+        found = {(0,) * (num_sources * counts.shape[1]): 0.0}
+        for (i, k), number in np.ndenumerate(counts.astype(int)):
+            ways = [
+                way
+                for way in itertools.product(range(number + 1), repeat=len(neighbors[i]))
+                if sum(way) == number
+            ]
+            new = {}
+            for way, (state, weight) in itertools.product(ways, found.items()):
+                after, way = list(state), np.array(way)
+                for j, m in zip(neighbors[i], way, strict=True):
+                    after[j * counts.shape[1] + k] += m
+                term = gammaln(number + 1) - gammaln(way + 1).sum() + weight
+                term += (way * np.log(attention[i])).sum()
+                after = tuple(after)
+                new[after] = np.logaddexp(new.get(after, -np.inf), term)
+            found = new
+        self.totals = np.array(list(found)).reshape(len(found), num_sources, -1)
+        self.log_weight = np.array(list(found.values()))
+        number = counts.sum(1)
+        self.log_ways = (gammaln(number + 1) - gammaln(counts + 1).sum(1)).sum()
+
+    def terms(self, alpha):
+        """``(T,)`` log-probabilities of the totals with the counts."""
+        after = Oracle._log_beta(alpha + self.totals) - Oracle._log_beta(alpha)
+        return self.log_weight + after.sum(1)
+
+    def log_prob(self, alpha):
+        return logsumexp(self.terms(alpha)) + self.log_ways
+
+    def mean(self, alpha):
+        """``(M, C)``: the posterior mean of the label distributions."""
+        terms, above = self.terms(alpha), alpha + self.totals
+        shares = np.exp(terms - logsumexp(terms))
+        return np.einsum("t,tmc->mc", shares, above / above.sum(-1, keepdims=True))
+
+
 def edge_lists(hood, logits):
     """``neighbors`` and ``attention`` of a library object, as :class:`Oracle` takes them."""
     ptr, source, scores = hood.ptr.numpy(), hood.source.numpy(), logits.detach().numpy()

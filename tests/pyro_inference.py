@@ -19,10 +19,11 @@ from pyro.contrib.autoname import scope
 from pyro.infer import autoguide, inspect
 from pyro.infer.mcmc import RandomWalkKernel
 from pyro_rows import FIELDS, LOCS, Measured, Pair, Parent, X, Y, losses, row, vectorized
+from torch.nn.functional import one_hot
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
 from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs, ordered_guide
-from pyro_nmm.models import nmm, node_plate
+from pyro_nmm.models import nmm, nmm_counts, node_plate
 
 
 @row("TraceGraph_ELBO", "Trace_ELBO")
@@ -257,13 +258,23 @@ class Scalar(Pair):
         alpha = self.alpha * self.shift().exp()[..., None, None]
         nmm(PATH, alpha, self.logits, Y, **options)
 
+    def counts(self):
+        """The same, as one unit of each node."""
+        alpha = self.alpha * self.shift().exp()[..., None, None]
+        nmm_counts(PATH, alpha, self.logits, one_hot(Y, 2))
 
-@row("NUTS, exact log_prob", "NUTS, choices summed", "FieldGibbs", "FieldGibbs, RandomWalkKernel")
+
+@row(
+    "NUTS, exact log_prob", "NUTS, choices summed", "NUTS, counts",
+    "FieldGibbs", "FieldGibbs, RandomWalkKernel", "FieldGibbs, counts",
+)  # fmt: skip
 def posterior_of_a_parent(name):
     pair = Scalar()
     kernel, size = {
         "NUTS, exact log_prob": (infer.NUTS(pair.exact), 400),
         "NUTS, choices summed": (infer.NUTS(partial(pair.program, choices="summed")), 200),
+        "NUTS, counts": (infer.NUTS(pair.counts), 200),
+        "FieldGibbs, counts": (FieldGibbs(pair.counts), 600),
         "FieldGibbs": (FieldGibbs(partial(pair.program, collapsed=True)), 300),
         "FieldGibbs, RandomWalkKernel": (
             FieldGibbs(partial(pair.program, collapsed=True), RandomWalkKernel), 1000
