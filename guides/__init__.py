@@ -10,6 +10,7 @@ from pyro_nmm.guides.calibration import calibration_ranks
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.checking import check_program
 from pyro_nmm.guides.datatree import to_datatree
+from pyro_nmm.guides.dependence import check_dependence
 from pyro_nmm.guides.dglfrm import DGLFRMGuide, fit_links
 from pyro_nmm.guides.field import FieldGuide, fit_mixture
 from pyro_nmm.guides.fit_check import check_fit
@@ -21,7 +22,7 @@ from pyro_nmm.models.random_fields import mean_field
 
 __all__ = [
     "AmortizedNMM", "AutoNMM", "BestState", "Chains", "DGLFRMGuide", "FieldGibbs", "FieldGuide",
-    "MarginalGuide", "MixtureGuide", "calibration_ranks", "check_fit", "check_program", "density",
-    "evidence_guide", "fit_links", "fit_mixture", "fit_nmm", "mean_field", "nested_posterior",
-    "ordered_guide", "to_datatree",
+    "MarginalGuide", "MixtureGuide", "calibration_ranks", "check_dependence", "check_fit",
+    "check_program", "density", "evidence_guide", "fit_links", "fit_mixture", "fit_nmm",
+    "mean_field", "nested_posterior", "ordered_guide", "to_datatree",
 ]  # fmt: skip
