@@ -17,7 +17,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
-EXTRAS ?= arviz,conformal,examples,test
+EXTRAS ?= arviz,conformal,examples,maps,test
 CONSTRAINTS = constraints.txt
 # Without a file, pip takes the newest versions.
 PIP_CONSTRAINTS = $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
@@ -73,7 +73,7 @@ portable: export NUMBA_CACHE_DIR = $(CURDIR)/build/numba
 portable: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow" $(NUMERICS)
 
-floor:  # arviz-stats needs numpy 2
+floor:  # arviz-stats and libpysal need later versions of others
 	$(MAKE) quick VENV=$(FLOOR) CONSTRAINTS=floor.txt EXTRAS=conformal,examples,test
 
 newest: export PIP_UPGRADE = 1

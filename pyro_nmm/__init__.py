@@ -11,7 +11,7 @@ from pyro_nmm.distributions.factors import ChosenLabels, NeighborChoice
 from pyro_nmm.distributions.memberships import MembershipMixture
 from pyro_nmm.distributions.neighbor_mixture import NeighborMixture
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.edges import edge_values
+from pyro_nmm.edges import as_neighborhood, edge_values
 from pyro_nmm.neighborhood import Neighborhood
 
 if find_spec("pyro_nmm.models") is None:
@@ -23,5 +23,5 @@ __version__ = "0.3.0"
 __all__ = [
     "AveragedPosterior", "ChosenLabels", "EvidenceConditional",
     "MembershipMixture", "NeighborChoice", "NeighborMixture", "Neighborhood", "OrderedConditional",
-    "Posterior", "edge_values",
+    "Posterior", "as_neighborhood", "edge_values",
 ]  # fmt: skip

@@ -3,6 +3,8 @@
 
 """Graphs and values of edges as users have them, from PyG, SciPy or arrays."""
 
+from collections import Counter
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -38,6 +40,73 @@ def edges_of(graph: Any) -> tuple[Tensor, int | None]:
         cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
         raise ValueError(f"graph must be one object, got a tuple: {cure}")
     return as_edges("graph", graph), None
+
+
+def as_neighborhood(graph: Any, names: Any = None) -> Neighborhood:
+    r"""The neighbourhoods of a graph of another package, with nodes in the order of the data.
+
+    ======================================  ====================================================
+    ``graph``                               its edges
+    ======================================  ====================================================
+    ``geopandas.GeoDataFrame``              rows whose geometries touch (queen contiguity)
+    ``libpysal`` ``graph.Graph``, ``W``     neighbours whose label a node may take
+    ``networkx`` graph                      both directions, or from source to target if directed
+    SciPy's sparse matrix ``(N, N)``        stored entries, in both directions
+    PyG's ``Data``, edge_index ``(2, E)``   from source to target
+    ======================================  ====================================================
+
+    .. math::
+
+        n(i) = \{ j : (j, i) \in E \} \cup \{ i \}
+
+    >>> import networkx as nx
+    >>> borders = nx.Graph([("Bern", "Jura"), ("Bern", "Vaud"), ("Vaud", "Wallis")])
+    >>> hood = as_neighborhood(borders, names=["Bern", "Jura", "Vaud", "Wallis"])
+    >>> hood.source[hood.ptr[2] : hood.ptr[3]]  # the neighbours of Vaud
+    tensor([0, 2, 3])
+
+    :param graph: of ``N`` nodes. Weights are not read: they are ``logits``, by
+        :func:`edge_values`.
+    :param names: the name of each of the ``N`` rows of the data, such as ``table.index``. It is
+        needed if nodes have names other than 0, 1, ...
+    :raises ValueError: for names that repeat, that the graph lacks, or that the data lack. Cost:
+        :math:`O(E \log E)`.
+    """
+    own, pairs = _named(graph)
+    if own is None:
+        if names is not None:
+            raise ValueError("names must be left out: nodes of this graph have no names, only rows")
+        edges, number = edges_of(graph)
+        return Neighborhood(edges, int(edges.max()) + 1 if number is None else number)
+    rows = [*range(len(own))] if names is None else [*names]
+    place = {name: number for number, name in enumerate(rows)}
+    if len(place) < len(rows) or len({*own}) < len(own):
+        twice = Counter(rows if len(place) < len(rows) else own).most_common(1)[0][0]
+        raise ValueError(f"names must be different, got {twice!r} twice")
+    lost, more = [n for n in own if n not in place], [*place.keys() - {*own}]
+    if names is None and lost:
+        cure = "give names=, the name of each row of your data, such as table.index"
+        raise ValueError(f"graph has nodes with names, such as {lost[0]!r}: {cure}")
+    if lost or more:
+        where, name = ("names lack", lost[0]) if lost else ("graph lacks", more[0])
+        raise ValueError(f"{where} {name!r}: give one name for each node of the graph")
+    edges = torch.tensor([[place[j], place[i]] for j, i in pairs]).view(-1, 2).T
+    return Neighborhood(edges, len(rows))
+
+
+def _named(graph: Any) -> tuple[list | None, Iterable[tuple]]:
+    """Names of nodes, and pairs of the names of a source and a target."""
+    if hasattr(graph, "sindex"):  # geopandas
+        names = graph.index.tolist()
+        ends = graph.sindex.query(graph.geometry, predicate="intersects")
+        return names, [(names[j], names[i]) for j, i in ends.T.tolist()]
+    if hasattr(graph, "id_order"):  # W of libpysal
+        return [*graph.id_order], [(j, i) for i, near in graph.neighbors.items() for j in near]
+    if hasattr(graph, "unique_ids"):  # Graph of libpysal
+        return graph.unique_ids.tolist(), [(j, i) for i, j in graph.adjacency.index]
+    if hasattr(graph, "is_directed") and hasattr(graph, "adj"):  # networkx
+        return [*graph.nodes], graph.to_directed(as_view=True).edges()
+    return None, ()
 
 
 def _of_sparse(graph: Any) -> Tensor:
