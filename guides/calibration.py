@@ -11,6 +11,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_nmm.arguments import check_integers
+from pyro_nmm.fitting import bar
 
 Draws = dict[str, Tensor]
 
@@ -58,7 +59,7 @@ def calibration_ranks(
     """
     check_integers(1, num_sets=num_sets, num_draws=num_draws)
     ranks: dict[str, list[Tensor]] = {}
-    for _ in range(num_sets):
+    for _ in bar(range(num_sets)):
         nodes: dict[str, Any] = poutine.trace(model).get_trace(*args, **kwargs).nodes
         drawn = {k: site for k, site in nodes.items() if site["type"] == "sample"}
         given = [

@@ -30,7 +30,7 @@ from torch import Tensor
 from pyro_nmm import AveragedPosterior
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.distributions.path import PathEstimate
-from pyro_nmm.fitting import with_gradients
+from pyro_nmm.fitting import bar, with_gradients
 from pyro_nmm.guides.gibbs import FieldGibbs
 from pyro_nmm.guides.langevin import Langevin
 
@@ -427,7 +427,7 @@ def _mode(gibbs: FieldGibbs, center: Tensor, num_sweeps: int) -> tuple[Tensor, T
 
 
 def _scores_at(gibbs: FieldGibbs, positions: Tensor, num_sweeps: int, num_batches: int) -> _Scores:
-    scores = [_scores(gibbs, position, num_sweeps, num_batches) for position in positions]
+    scores = [_scores(gibbs, position, num_sweeps, num_batches) for position in bar(positions)]
     return _Scores(positions, torch.stack(scores))
 
 

@@ -19,12 +19,14 @@ from torch.distributions import Distribution
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LambdaLR
 from torch_geometric.data import Data
+from tqdm.auto import tqdm
 
 from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.checkpoints import Checkpoint
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 def with_gradients(fit: Callable[P, R]) -> Callable[P, R]:
@@ -85,6 +87,11 @@ def with_options(fit: Callable[..., R]) -> Callable[..., R]:
     return run
 
 
+def bar(steps: Iterable[S]) -> Iterable[S]:
+    """Steps with a bar of their progress, as Pyro's MCMC has."""
+    return tqdm(steps, delay=2, disable=None, leave=False)
+
+
 def minimise(loss: Callable[[], Tensor], parameters: Iterable[Tensor], max_steps: int) -> None:
     """Change parameters to a minimum of a differentiable function of them, by LBFGS."""
     optimizer = torch.optim.LBFGS(parameters, max_iter=max_steps, line_search_fn="strong_wolfe")
@@ -109,14 +116,16 @@ class Steps:
 
     :param int num_steps: steps of Adam at the rate ``lr``.
     :param Path checkpoint: where to save, every ``save_every`` steps and at the end.
-    :param progress: wraps the range of steps, for example ``tqdm``.
+    :param progress: wraps the range of steps. Default a bar of ``tqdm`` on a terminal or in a
+        notebook, after two seconds; ``iter`` shows none, and nor does the environment variable
+        ``TQDM_DISABLE=1``.
     """
 
     num_steps: int = 1000
     lr: float = 0.05
     checkpoint: Path | None = None
     save_every: int = 20
-    progress: Callable[[range], Iterable[int]] = iter
+    progress: Callable[[range], Iterable[int]] = bar
 
     def __post_init__(self) -> None:
         check_integers(1, num_steps=self.num_steps, save_every=self.save_every)

@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
 from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_all, expect_device
-from pyro_nmm.fitting import Steps, with_gradients, with_options
+from pyro_nmm.fitting import Steps, bar, with_gradients, with_options
 from pyro_nmm.model_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.hidden.field import FieldPrior, HiddenField, allowed_labels
@@ -32,14 +32,14 @@ class FieldRun:
     :param int num_steps: of expectation maximisation. Take more if :attr:`HiddenField.chains`
         disagree.
     :param int num_draws: of each of ``num_chains`` chains of Gibbs sweeps, after the fit.
-    :param progress: wraps the range of steps, for example ``tqdm``.
+    :param progress: wraps the range of steps, as in ``Steps``. Default a bar.
     """
 
     num_starts: int = 5
     num_steps: int = 120
     num_chains: int = 4
     num_draws: int = 50
-    progress: Callable[[range], Iterable[int]] = iter
+    progress: Callable[[range], Iterable[int]] = bar
 
     def __post_init__(self) -> None:
         names = "num_starts", "num_steps", "num_chains", "num_draws"

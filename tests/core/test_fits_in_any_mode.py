@@ -4,6 +4,8 @@
 """Every fit has the same result in every gradient mode of its caller, and on a device."""
 
 import copy
+import sys
+import time
 from contextlib import nullcontext
 from functools import partial
 
@@ -17,6 +19,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
 from pyro_nmm import Neighborhood, compiled
+from pyro_nmm.fitting import Steps
 from pyro_nmm.guides import (
     AmortizedNMM,
     DGLFRMGuide,
@@ -188,3 +191,13 @@ def test_a_network_that_inference_mode_holds_is_refused():
     with pytest.raises(ValueError, match=r"of NMMNetwork was made in torch.inference_mode\(\)"):
         fit_nmm(network, data, hood, num_steps=1)
     fit_nmm(copy.deepcopy(network), data, hood, num_steps=1)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_fits_show_a_bar(terminal, monkeypatch, capsys):
+    """On a terminal, after two seconds, and not elsewhere."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    progress = Steps().progress
+    for _ in progress(range(4)):
+        time.sleep(0.75)
+    assert ("3/4" in capsys.readouterr().err) == terminal
