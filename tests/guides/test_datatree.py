@@ -120,3 +120,23 @@ WRONG = [
 def test_refused(call, match):
     with pytest.raises(ValueError, match=match):
         call()
+
+
+@FEW
+@pytest.mark.filterwarnings("ignore:num_chains=2 is more than available_cpu")
+def test_two_chains_through_a_file(tmp_path):
+    """Of ``MCMC(FieldGibbs)``: summary, leave-one-out and comparison of the tree that was read."""
+    pytest.importorskip("h5netcdf")
+    xarray = pytest.importorskip("xarray")
+    mcmc = run(FieldGibbs(field), Y, num_chains=2, save=["kappa", "c"])
+    tree = to_datatree(mcmc, field, Y, log_likelihood=True)
+    tree.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
+    with xarray.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
+        assert read.identical(tree)
+        assert arviz_stats.summary(read, var_names=["kappa"]).equals(
+            arviz_stats.summary(tree, var_names=["kappa"])
+        )
+        ours = arviz_stats.loo(read)
+        assert ours.elpd == arviz_stats.loo(tree).elpd
+        table = arviz_stats.compare({"one": ours, "same": ours})
+        assert (table["elpd_diff"] == 0).all()
