@@ -20,8 +20,9 @@ class Level(NamedTuple):
 
     def sums(self, values: Tensor) -> Tensor:
         """``(..., larger, C)`` sums of ``(..., blocks, C)``."""
-        firsts, seconds = values.index_select(-2, self.first), values.index_select(-2, self.second)
-        return firsts.index_add_(-2, self.whole, seconds)
+        found = values.index_select(-2, self.first)
+        whole = found.index_select(-2, self.whole) + values.index_select(-2, self.second)
+        return found.index_copy_(-2, self.whole, whole)
 
 
 def levels(rows: Neighborhood) -> list[Level]:
@@ -59,7 +60,6 @@ def split(halves: list[Level], counts: Tensor, weights: Tensor) -> Tensor:
         number = counts.index_select(-2, level.whole)
         second = torch.binomial(number, share.nan_to_num().clamp(0, 1))  # no weight, no count
         new = counts.new_empty(*counts.shape[:-2], parts.shape[-2], counts.shape[-1])
-        new = new.index_copy_(-2, level.first, counts)
-        new = new.index_add_(-2, level.second - 1, second, alpha=-1)
-        counts = new.index_copy_(-2, level.second, second)
+        counts = counts.index_copy(-2, level.whole, number - second)
+        counts = new.index_copy_(-2, level.first, counts).index_copy_(-2, level.second, second)
     return counts
