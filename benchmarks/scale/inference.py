@@ -23,6 +23,7 @@ from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from pyro.infer.mcmc import RandomWalkKernel
+from pyro.ops.stats import split_gelman_rubin
 from pyro.optim import ClippedAdam
 from scipy.stats import chisquare
 from torch import Tensor
@@ -46,7 +47,7 @@ from pyro_nmm.guides import AutoNMM, Chains, FieldGibbs, nested_posterior
 from pyro_nmm.guides.calibration import rank
 from pyro_nmm.guides.fit_check import MOST_SHIFT, MOST_WIDTH
 from pyro_nmm.guides.nested import MOST_APART, MOST_MISFIT
-from pyro_nmm.models import nmm
+from pyro_nmm.models import nmm, nmm_counts
 from pyro_nmm.ops.diagnostics import effective_size
 
 RANKED = "kappa", "beta"
@@ -397,9 +398,9 @@ class OutOfTime(Exception):
 
 
 def chain(
-    sampler: str, given: tuple, seed: int, num_samples: int, warmup: int, limit: float
+    kernel: Any, given: tuple, seed: int, num_samples: int, warmup: int, limit: float
 ) -> tuple[dict, float, float]:
-    """Draws of FieldGibbs, CPU seconds of the draws, and with the warm-up."""
+    """Draws of a kernel, CPU seconds of the draws, and with the warm-up."""
     pyro.set_rng_seed(100 + seed)
     start = time.process_time()
     marks: list[float] = []
@@ -412,7 +413,6 @@ def chain(
         if marks[-1] - start > limit:
             raise OutOfTime
 
-    kernel = FieldGibbs(of_attention, **BESIDE[sampler])
     with suppress(OutOfTime):
         MCMC(kernel, num_samples, warmup, disable_progbar=True, hook_fn=hook).run(*given)
     begin = marks[warmup - 1] if len(marks) > warmup else marks[-1]
@@ -427,25 +427,57 @@ def numpyro(args, results: Records) -> None:
         hood, feature, y = given = attended(key["nodes"], key["seed"])
         sizes, name = (args.num_samples, args.warmup, args.limit), key["sampler"]
         if name in BESIDE:
-            chains = [chain(name, given, seed, *sizes) for seed in range(args.chains)]
+            kernels = (FieldGibbs(of_attention, **BESIDE[name]) for _ in range(args.chains))
+            chains = [chain(kernel, given, seed, *sizes) for seed, kernel in enumerate(kernels)]
         else:
             from benchmarks.scale import peers
 
             table = hood.source.view(-1, 6).numpy(), feature.view(-1, 6).numpy(), y.numpy()
             cache: dict = {}
             chains = [peers.chain(name, table, k, *sizes, cache) for k in range(args.chains)]
-        least = min(len(draws["kappa"]) for draws, *_ in chains)
-        row: dict = {"chains": args.chains, "samples": least, "warmup": args.warmup}
-        row |= {
-            "seconds": sum(part[1] for part in chains),
-            "whole": sum(part[2] for part in chains),
-        }
-        for parent, change in {"kappa": np.log, "beta": np.asarray}.items():
-            values = torch.tensor(np.stack([change(draws[parent][:least]) for draws, *_ in chains]))
-            effective = effective_size(values).item() if least > 3 else 0.0
-            found = {"mean": values.mean().item(), "sd": values.std().item()} if least else {}
-            row[parent] = {"effective": effective} | found
-        results.add(**key, **row)
+        results.add(**key, warmup=args.warmup, **of_chains(chains))
+
+
+def of_chains(chains: Sequence[tuple[dict, float, float]]) -> dict:
+    """Effective draws and moments of the parameters."""
+    least = min(len(draws["kappa"]) for draws, *_ in chains)
+    row: dict = {"chains": len(chains), "samples": least}
+    row |= {"seconds": sum(part[1] for part in chains), "whole": sum(part[2] for part in chains)}
+    for parent, change in {"kappa": np.log, "beta": np.asarray}.items():
+        values = torch.tensor(np.stack([change(draws[parent][:least]) for draws, *_ in chains]))
+        effective = effective_size(values).item() if least > 3 else 0.0
+        found = {"mean": values.mean().item(), "sd": values.std().item()} if least else {}
+        row[parent] = {"effective": effective} | found
+        if least > 3:
+            row[parent]["r hat"] = split_gelman_rubin(values, 0, 1).item()
+    return row
+
+
+def of_units(
+    hood: Neighborhood, feature: Tensor, y: Tensor | None = None, number: Tensor | None = None
+) -> Tensor:
+    kappa = pyro.sample("kappa", dist.Gamma(2.0, 2.0))
+    beta = pyro.sample("beta", dist.Normal(0.0, 1.0))
+    alpha = kappa * torch.full((hood.num_nodes, 3), 1 / 3)
+    return nmm_counts(hood, alpha, beta * feature, y, total_count=number)
+
+
+#: Samplers of programs of counts.
+OF_UNITS: dict[str, Callable] = {"FieldGibbs": FieldGibbs, "NUTS": NUTS}
+
+
+def counts(args, results: Records) -> None:
+    """Effective draws of programs of counts, with a mean number of units at a node."""
+    each = {"nodes": args.sizes, "units": args.units, "sampler": [*OF_UNITS]}
+    for key in results.missing(task="counts", **each, seed=range(args.repeats)):
+        hood, feature, _ = attended(key["nodes"], key["seed"])
+        number = torch.poisson(torch.full((key["nodes"],), float(key["units"])))
+        program = pyro.condition(of_units, {"kappa": torch.tensor(1.0), "beta": torch.tensor(1.0)})
+        given = hood, feature, program(hood, feature, None, number)
+        sizes = args.num_samples, args.warmup, args.limit
+        kernels = (OF_UNITS[key["sampler"]](of_units) for _ in range(args.chains))
+        chains = [chain(kernel, given, seed, *sizes) for seed, kernel in enumerate(kernels)]
+        results.add(**key, whole_units=int(number.sum()), warmup=args.warmup, **of_chains(chains))
 
 
 def coverage(files: Files) -> str:
@@ -617,11 +649,35 @@ def beside_numpyro(files: Files) -> str:
     return table(rows.assign(**names), ["nodes", "sampler"], cells)
 
 
+def of_counts(files: Files) -> str:
+    """Effective draws a CPU minute, the smaller of two parameters."""
+    rows = frame(files["inference"], task="counts")
+    if rows.empty:
+        return markdown([])
+    rows["effective"] = rows[["kappa.effective", "beta.effective"]].min(axis=1)
+    rows["rate"] = 60 * rows["effective"] / rows["seconds"]
+    rows["each"] = rows["seconds"] / rows["chains"] / rows["samples"].clip(lower=1)
+    rows["R-hat"] = rows[["kappa.r hat", "beta.r hat"]].max(axis=1)
+    cells: dict[str, Cell] = {"all units": average("whole_units", ",.0f")}
+    cells |= {
+        "draws a chain": average("samples", ",.0f"),
+        "CPU seconds a draw": average("each", ".3f"),
+    }
+    cells |= {
+        "effective draws": average("effective", ".0f"),
+        "a CPU minute": average("rate", ".1f"),
+    }
+    cells |= {"R-hat": average("R-hat", ".2f")}
+    cells |= {"log kappa (0)": average("kappa.mean", ".2f"), "its sd": average("kappa.sd", ".2f")}
+    cells |= {"beta (1)": average("beta.mean", ".2f"), "its sd ": average("beta.sd", ".2f")}
+    return table(rows, ["nodes", "units", "sampler"], cells)
+
+
 TABLES = (
     coverage, coverage_of_readme, nested_of_readme, large_graphs, kernel_of_readme, meeting_times,
     by_size,
     sweeps_of_readme, many_parameters, coverage_of_one_labelling,
-    beside_numpyro,
+    beside_numpyro, of_counts,
 )  # fmt: skip
 OPTIONS = {
     "methods": ([*METHODS], "of the club"),
@@ -634,10 +690,11 @@ OPTIONS = {
     "most": (10_000, "draws of a chain, of sizes"),
     "sweeps": [1, 5, 10, 20], "parameters": ([25, 50, 100], "of many"),
     "repeats": (3, "data sets of each line, of numpyro, sweeps and many"), "results": Path,
-    "samplers": (SAMPLERS, "of numpyro"), "chains": (2, "of each data set, of numpyro"),
-    "limit": (600.0, "CPU seconds of a chain, of numpyro"),
+    "units": ([10, 1000], "mean number at a node, of counts"),
+    "samplers": (SAMPLERS, "of numpyro"), "chains": (2, "of each data set, of numpyro and counts"),
+    "limit": (600.0, "CPU seconds of a chain, of numpyro and counts"),
 }  # fmt: skip
-TASKS = [club, readme, exact, large, kernel, meetings, sizes, sweeps, many, numpyro]
+TASKS = [club, readme, exact, large, kernel, meetings, sizes, sweeps, many, numpyro, counts]
 main = command(__doc__, TASKS, **OPTIONS)
 
 if __name__ == "__main__":

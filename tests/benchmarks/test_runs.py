@@ -489,11 +489,12 @@ def of_chains(smaller, folder):
     return chains.main, none
 
 
-@study("club readme exact large kernel meetings sizes sweeps many --num-sets 1 --num-samples 20 "
-       "--warmup 10 --methods kernel --steps 5 --of-readme 34 --sweeps 20 --repeats 1 "
-       "--num-pairs 2 --parameters 2 --sizes 30 --plans FieldGibbs --limit 0.3",
+@study("club readme exact large kernel meetings sizes sweeps many counts --num-sets 1 "
+       "--num-samples 20 --warmup 10 --methods kernel --steps 5 --of-readme 34 --sweeps 20 "
+       "--repeats 1 --num-pairs 2 --parameters 2 --sizes 30 --plans FieldGibbs --limit 0.3 "
+       "--units 4 --chains 1",
        club=1, readme=1, exact=1, large=1, kernel=1, meetings=8, sizes=2, sweeps=1,
-       many=3)  # fmt: skip
+       many=3, counts=2)  # fmt: skip
 def posteriors(smaller, folder):
     smaller(inference, GRAPHS={"ring": inference.GRAPHS["ring"]}, NODES=9)
 
