@@ -13,6 +13,7 @@ from typing import Any
 import pyro
 import pytest
 import torch
+from documents import ROOT
 from torch.nn.functional import nll_loss
 
 from pyro_nmm import Neighborhood, NeighborMixture
@@ -163,6 +164,25 @@ def links(found, printed):
     # A handful of hidden links says nothing; those that were fitted must be likelier than others.
     known, apart = pair.link_logits(edges, edges, x), found["logits"][test.edge_label == 0]
     assert known.mean() > apart.mean() + 0.2
+
+
+@of("maps.md")
+def maps(found, printed):
+    kappa, stay, inside = map(float, re.search(
+        r"kappa ([\d.]+), stay ([\d.]+)\n.*intervals hold ([\d.]+) of", printed, re.DOTALL
+    ).groups())  # fmt: skip
+    assert 0.3 < kappa < 0.8
+    assert 0 < stay < 0.7
+    assert 0.75 <= inside <= 1
+    check, told = found["check"], (ROOT / "docs" / "maps.md").read_text()
+    assert check.fits
+    assert check.p_values["edges 0-2"] < 0.03
+    quoted = re.findall(r"^([\w ]+-?\d?): ([\d.]+), in draws of the model ([\d.]+) ±", told, re.M)
+    assert [name for name, *_ in quoted] == [*check.data]
+    for name, data, mean in quoted:
+        assert float(data) == pytest.approx(check.data[name], abs=6e-4)
+        assert float(mean) == pytest.approx(check.draws[name].mean().item(), abs=0.02)
+    assert len(found["axes"]) == 4
 
 
 @of("arviz.md")

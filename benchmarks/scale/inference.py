@@ -468,7 +468,8 @@ OF_UNITS: dict[str, Callable] = {"FieldGibbs": FieldGibbs, "NUTS": NUTS}
 
 def counts(args, results: Records) -> None:
     """Effective draws of programs of counts, with a mean number of units at a node."""
-    each = {"nodes": args.sizes, "units": args.units, "sampler": [*OF_UNITS]}
+    each = {"nodes": args.sizes, "units": args.units, "sampler": args.of_units}
+    each |= {"limit": [args.limit]}
     for key in results.missing(task="counts", **each, seed=range(args.repeats)):
         hood, feature, _ = attended(key["nodes"], key["seed"])
         number = torch.poisson(torch.full((key["nodes"],), float(key["units"])))
@@ -670,7 +671,7 @@ def of_counts(files: Files) -> str:
     cells |= {"R-hat": average("R-hat", ".2f")}
     cells |= {"log kappa (0)": average("kappa.mean", ".2f"), "its sd": average("kappa.sd", ".2f")}
     cells |= {"beta (1)": average("beta.mean", ".2f"), "its sd ": average("beta.sd", ".2f")}
-    return table(rows, ["nodes", "units", "sampler"], cells)
+    return table(rows, ["nodes", "units", "sampler", "limit"], cells)
 
 
 TABLES = (
@@ -691,6 +692,7 @@ OPTIONS = {
     "sweeps": [1, 5, 10, 20], "parameters": ([25, 50, 100], "of many"),
     "repeats": (3, "data sets of each line, of numpyro, sweeps and many"), "results": Path,
     "units": ([10, 1000], "mean number at a node, of counts"),
+    "of_units": ([*OF_UNITS], "samplers, of counts"),
     "samplers": (SAMPLERS, "of numpyro"), "chains": (2, "of each data set, of numpyro and counts"),
     "limit": (600.0, "CPU seconds of a chain, of numpyro and counts"),
 }  # fmt: skip
