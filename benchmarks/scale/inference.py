@@ -657,7 +657,7 @@ def of_counts(files: Files) -> str:
         return markdown([])
     rows["effective"] = rows[["kappa.effective", "beta.effective"]].min(axis=1)
     rows["rate"] = 60 * rows["effective"] / rows["seconds"]
-    rows["each"] = rows["seconds"] / rows["chains"] / rows["samples"].clip(lower=1)
+    rows["each"] = rows["seconds"] / rows["chains"] / rows["samples"].where(rows["samples"] > 0)
     rows["R-hat"] = rows[["kappa.r hat", "beta.r hat"]].max(axis=1)
     cells: dict[str, Cell] = {"all units": average("whole_units", ",.0f")}
     cells |= {
