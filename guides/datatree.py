@@ -162,7 +162,16 @@ def _observed(sites: dict[str, Any], draws: Mapping[str, Tensor]) -> dict[str, A
 
 def _log_likelihood(trace: Trace, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of each observed site's elements at one draw; of labels of a field if it has choices."""
-    seen = _observed(_sites(trace), draws)
+    sites = _sites(trace)
+    if lost := [
+        name
+        for name, site in sites.items()
+        if not (site["is_observed"] or ("nmm" in site["infer"] and kind_of(name) != "y"))
+    ]:
+        raise ValueError(
+            f"log_likelihood needs draws of the sites {lost}, which MCMC keeps by save_params"
+        )
+    seen = _observed(sites, draws)
     found = {name: _entries(site) for name, site in seen.items() if "nmm" not in site["infer"]}
     for field in fields_of(trace, set()).values():
         if field.site("y") in seen and draws.keys() >= set(field.unknown):

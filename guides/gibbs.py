@@ -205,7 +205,7 @@ class FieldGibbs(MCMCKernel):
         seen = [k for k, field in fields.items() if not (field.latent or k in self._counts)]
         self._groups += [seen] if seen else []
         self._moves = self.num_moves if self._groups and 0 < size <= FEW else 0
-        self._flips = self.num_moves if self._discrete else 0
+        self._flips = self.num_moves if self._discrete and self._groups else 0
         self._proposals = Proposals(warmup_steps * self._moves)
         self._steps = Langevin(warmup_steps) if self._own and 0 < size <= MOST else None
         #: Steps given label distributions, if there are fields of counts.
@@ -254,6 +254,8 @@ class FieldGibbs(MCMCKernel):
         """Keep a sample of a field's conditional."""
         parts = states.unbind(-2) if len(field.unknown) > 1 else [states]
         self.states = self.states | dict(zip(field.unknown, parts, strict=True))
+        if isinstance(field, CountField):
+            self.states[field.name] = field.distributions(states)
 
     @torch.no_grad()
     def _draw_distributions(self, params: dict[str, Tensor]) -> None:

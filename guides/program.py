@@ -140,18 +140,19 @@ class CountField(NamedTuple):
     :class:`Field`. Its states are logarithms of label distributions."""
 
     name: str  #: of the site of its label distributions
+    seen: str  #: of the site of its counts
     prior: Parameters
     observed: Tensor | None
     counts: Tensor
     latent: bool = False
-    collapsed: bool = False
+    collapsed: bool = True
 
     def site(self, kind: str) -> str:
         return beside(self.name, kind)
 
     @property
     def names(self) -> set[str]:
-        return {self.name, self.site("y")}
+        return {self.name, self.seen}
 
     @property
     def unknown(self) -> list[str]:
@@ -173,8 +174,10 @@ class CountField(NamedTuple):
     def draw(self, states: dict[str, Tensor]) -> tuple[Tensor | None, Tensor]:
         return states.get(self.site("c")), states[self.site("log z")]
 
-    def distributions(self, states: dict[str, Tensor]) -> Tensor:
-        return self.draw(states)[1].exp().to(self.prior.alpha)
+    def distributions(self, log_z: Tensor) -> Tensor:
+        """Of the type of ``alpha``, in which small shares underflow."""
+        z = log_z.exp().to(self.prior.alpha)
+        return z.clamp(min=torch.finfo(z.dtype).tiny)
 
 
 def fields_of(trace: Any, latents: Set[str]) -> dict[str, Field]:
@@ -192,16 +195,21 @@ def fields_of(trace: Any, latents: Set[str]) -> dict[str, Field]:
 
 def count_fields_of(trace: Any, latents: Set[str]) -> dict[str, CountField]:
     """The fields of counts of a run by the names of their label distributions, if latent."""
+    sites = [(k, s) for k, s in trace.nodes.items() if "nmm_counts" in s.get("infer", ())]
     fields = {}
-    for name, site in trace.nodes.items():
-        if name in latents and "nmm_counts" in site["infer"]:
-            prior, observed = site["infer"]["nmm_counts"]
-            counts = trace.nodes[beside(name, "y")]
-            if not counts["is_observed"]:
-                raise ValueError(
-                    f"site {counts['name']!r} has latent counts: give nmm_counts its y"
-                )
-            fields[name] = CountField(name, prior, observed, counts["value"])
+    for (name, site), (seen, counts) in zip(sites[::2], sites[1::2], strict=True):
+        if name not in latents:
+            continue
+        if not counts["is_observed"]:
+            raise ValueError(f"site {seen!r} has latent counts: give nmm_counts its y")
+        field = fields[name] = CountField(name, seen, *site["infer"]["nmm_counts"], counts["value"])
+        shapes = tuple(field.batch_shape), tuple(site["value"].shape[:-2])
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"counts of site {seen!r} have the batch shape {shapes[0]}, but site {name!r} has "
+                f"{shapes[1]}: put nmm_counts into a pyro.plate, so that each table of counts has "
+                f"label distributions of its own"
+            )
     return fields
 
 
@@ -219,7 +227,8 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
     sites = ((name, trace.nodes[name]) for name in names[names.index(name_y) + 1 :])
     below = {k: s for k, s in sites if s["type"] == "sample" and not site_is_subsample(s)}
     later = [name for name, site in below.items() if "nmm" in site["infer"]]
-    fixed = {name: trace.nodes[name]["value"] for name in field.names.union(later)}
+    given = {k for k, s in below.items() if "nmm_counts" in s["infer"]}
+    fixed = {name: trace.nodes[name]["value"] for name in field.names.union(later, given)}
     rest = [k for k in below if k not in later or (given_later and kind_of(k) != "z")]
 
     def terms(values: dict[str, Tensor]) -> dict[str, dict[Any, Tensor]]:

@@ -87,7 +87,7 @@ def nmm_counts(
             "a count of each label of each node",
         )
         whole = expect("y", y, cells, like=hood, note=note)
-        obs = whole.index_select(-2, rows.nodes).to(prior.alpha.dtype)
+        obs = whole.index_select(-2, rows.nodes)
     number = total_count
     if number is not None:
         shape, note = ("...", hood.num_nodes), "a number of units of each node"
@@ -100,9 +100,9 @@ def nmm_counts(
                 good = (value >= 0) & (value == value.round()) & (value < torch.inf)
                 expect_all(name, value, good, "hold counts: whole numbers from 0 on")
         if obs is not None and number is not None:
-            good = obs.sum(-1) == number
+            good = obs.double().sum(-1) == number
             expect_all("total_count", number.expand(good.shape), good, "be the sums of y")
-    total: Any = number if obs is None else obs.sum(-1)
+    total: Any = number if obs is None else obs.double().sum(-1)
     batch = torch.broadcast_shapes(prior.batch_shape, total.shape[:-1])
     if obs is not None:
         check_plates(rows, batch)
@@ -112,4 +112,5 @@ def nmm_counts(
         z = pyro.sample("z", Dirichlet(prior.alpha).to_event(1), infer=infer)
         (plain, attention), provenance = untracked(z, part.attention)
         probs = track_provenance(spread(rows, plain, attention), provenance)
-        return pyro.sample("y", LabelCounts(total, probs).to_event(1), obs=obs)
+        obs = None if obs is None else obs.to(prior.alpha.dtype)
+        return pyro.sample("y", LabelCounts(total, probs).to_event(1), obs=obs, infer=infer)

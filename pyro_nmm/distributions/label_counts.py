@@ -25,7 +25,7 @@ class LabelCounts(TorchDistribution):
 
     def __init__(self, total_count: Tensor, probs: Tensor, *, validate_args=None) -> None:
         batch = torch.broadcast_shapes(total_count.shape, probs.shape[:-1])
-        self.total_count, self.probs = total_count.to(probs).expand(batch), probs
+        self.total_count, self.probs = total_count.double().expand(batch), probs
         super().__init__(batch, probs.shape[-1:], validate_args=validate_args)
 
     def expand(self, batch_shape, _instance=None):
@@ -38,7 +38,7 @@ class LabelCounts(TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        return self.total_count[..., None] * self.probs
+        return self.total_count[..., None].to(self.probs) * self.probs
 
     @property
     def variance(self) -> Tensor:
@@ -48,7 +48,7 @@ class LabelCounts(TorchDistribution):
     def sample(self, sample_shape=()) -> Tensor:
         """Label after label, binomial given the labels before."""
         shape = self._extended_shape(torch.Size(sample_shape))
-        rest, counts = self.total_count.expand(shape[:-1]).double(), []
+        rest, counts = self.total_count.expand(shape[:-1]), []
         probs = self.probs.double().expand(shape)
         left = probs.flip(-1).cumsum(-1).flip(-1)
         for prob, of in zip(probs.unbind(-1), left.unbind(-1), strict=True):
@@ -59,6 +59,9 @@ class LabelCounts(TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
+        sums = value.double().sum(-1)
+        if self._validate_args and ((sums - self.total_count).abs() > 0.5 + 1e-6 * sums).any():
+            raise ValueError("value must have the sums total_count")  # single precision rounds
         # Around the share of each label, because large counts times a logarithm lose digits.
         exact = value.double()
         shares = (exact / exact.sum(-1, keepdim=True).clamp(min=1)).clamp(min=1e-300)
@@ -67,4 +70,5 @@ class LabelCounts(TorchDistribution):
         # A label of probability zero without units has the gradient zero.
         probs = self.probs.clamp(min=torch.finfo(self.probs.dtype).tiny)
         ratio = probs.log() - shares.log().to(probs)
-        return best.to(probs) + (value.to(probs) * ratio).sum(-1)
+        found = best.to(probs) + (value.to(probs) * ratio).sum(-1)
+        return found.masked_fill(((self.probs == 0) & (value > 0)).any(-1), -torch.inf)

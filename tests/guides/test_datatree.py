@@ -11,7 +11,7 @@ from pyro.infer import MCMC, NUTS, Predictive
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import FieldGibbs, to_datatree
-from pyro_nmm.models import nmm
+from pyro_nmm.models import nmm, nmm_counts
 
 arviz_base = pytest.importorskip("arviz_base")
 arviz_stats = pytest.importorskip("arviz_stats")
@@ -140,3 +140,16 @@ def test_two_chains_through_a_file(tmp_path):
         assert ours.elpd == arviz_stats.loo(tree).elpd
         table = arviz_stats.compare({"one": ours, "same": ours})
         assert (table["elpd_diff"] == 0).all()
+
+
+def test_log_likelihood_needs_draws_of_every_latent_site():
+    counts = torch.tensor([[2, 1]] * 9)
+
+    def units():
+        kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
+        nmm_counts(HOOD, kappa * torch.ones(9, 2), torch.zeros(HOOD.num_edges), counts)
+
+    with pytest.raises(ValueError, match=r"needs draws of the sites \['z'\], which MCMC keeps"):
+        to_datatree(run(FieldGibbs(units)), units, log_likelihood=True)
+    tree = to_datatree(run(FieldGibbs(units), save=["kappa", "z"]), units, log_likelihood=True)
+    assert tree.log_likelihood.y.shape == (1, 60, 9)

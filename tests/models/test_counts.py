@@ -14,6 +14,7 @@ import torch
 from graphs import star
 from oracle import CountOracle, edge_lists
 from pyro import poutine
+from pyro.contrib.autoname import name_count, scope
 from pyro.infer import MCMC, NUTS, SVI, Importance, Predictive, Trace_ELBO, TraceGraph_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
@@ -24,7 +25,7 @@ from pyro_nmm.distributions.count_conditional import CountConditional
 from pyro_nmm.distributions.label_counts import LabelCounts
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.guides import FieldGibbs
-from pyro_nmm.models import nmm_counts
+from pyro_nmm.models import nmm, nmm_counts
 from pyro_nmm.ops.splits import levels, split
 
 HOOD = Neighborhood(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), 4)
@@ -301,6 +302,101 @@ def test_refused(more, error):
 def test_kernel_refuses_latent_counts():
     with pytest.raises(ValueError, match="latent counts: give nmm_counts its y"):
         MCMC(FieldGibbs(partial(program, None, None, COUNTS.sum(-1))), 1, 1).run()
+
+
+@pytest.mark.parametrize("with_labels", [False, True])
+def test_a_discrete_parent_of_concentrations(with_labels):
+    """Without units the posterior is the prior, given each value of the parent."""
+    alone = Neighborhood(torch.empty(2, 0, dtype=torch.long), 1)
+    tables = torch.tensor([[[2.0, 0.7]], [[0.7, 2.0]]])
+
+    def model():
+        b = pyro.sample("b", dist.Bernoulli(0.5))
+        with scope(prefix="a"):
+            nmm_counts(alone, tables[b.long()], torch.zeros(1), torch.zeros(1, 2))
+        if with_labels:
+            with scope(prefix="b"):
+                nmm(alone, torch.ones(1, 2), torch.zeros(1), torch.tensor([0]), collapsed=True)
+
+    pyro.set_rng_seed(0)
+    kernel = FieldGibbs(model, num_moves=0)
+    mcmc = MCMC(kernel, 1500, 20, disable_progbar=True)
+    kernel.save_params = ["a/z", "b"]
+    mcmc.run()
+    draws = mcmc.get_samples()
+    for value, truth in enumerate((2 / 2.7, 0.7 / 2.7)):
+        z = draws["a/z"][draws["b"] == value][:, 0, 0]
+        assert abs(z.mean() - truth) < 0.07
+    assert abs(draws["b"].double().mean() - 0.5) < 0.1
+
+
+def test_concentrations_that_depend_on_latent_labels():
+    """Against the sum over all labels, with the likelihood of the counts enumerated."""
+    likely = torch.tensor([0.5, -0.4, 0.3, 0.8]).double()
+
+    def model():
+        with scope(prefix="a"):
+            y = nmm(HOOD, torch.ones(4, 2).double(), LOGITS, collapsed=True)
+        pyro.sample("x", dist.Normal(y.double(), 1.0).to_event(1), obs=likely)
+        with scope(prefix="b"):
+            nmm_counts(HOOD, ALPHA * (1 + 9 * y[..., None]), LOGITS, COUNTS)
+
+    pyro.set_rng_seed(0)
+    kernel = FieldGibbs(model)
+    mcmc = MCMC(kernel, 4000, 20, disable_progbar=True)
+    kernel.save_params = ["a/y"]
+    mcmc.run()
+    labels = torch.cartesian_prod(*[torch.arange(2)] * 4)
+    prior = NeighborMixture(HOOD, torch.ones(4, 2).double(), LOGITS).log_prob(labels)
+    prior = prior + dist.Normal(labels.double(), 1.0).log_prob(likely).sum(-1)
+    counts = [oracle().log_prob((ALPHA * (1 + 9 * y[:, None])).numpy()) for y in labels]
+    shares = (prior + torch.tensor(counts)).softmax(0)
+    truth, found = shares @ labels.double(), mcmc.get_samples()["a/y"].double()
+    errors = found.unflatten(0, (40, 100)).mean(1).std(0) / 40**0.5
+    assert ((found.mean(0) - truth).abs() < 4.5 * errors).all()
+
+
+def test_kernel_refuses_counts_that_share_label_distributions():
+    batch = torch.stack([COUNTS, COUNTS.flip(0)])
+    with pytest.raises(ValueError, match="put nmm_counts into a"):
+        MCMC(FieldGibbs(partial(program, batch)), 1, 1).run()
+
+
+def test_single_precision():
+    """Shares that underflow, and totals beyond 2^24."""
+    hood = Neighborhood.grid(3, 3)
+    y = LabelCounts(torch.full((9,), 40), torch.full((9, 3), 1 / 3)).sample()
+
+    def small():
+        kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
+        nmm_counts(hood, kappa * torch.full((9, 3), 0.02), torch.zeros(hood.num_edges), y)
+
+    pyro.set_rng_seed(0)
+    mcmc = MCMC(FieldGibbs(small, NUTS), 30, 30, disable_progbar=True)
+    mcmc.run()
+    assert mcmc.get_samples()["kappa"].unique().numel() > 10
+    large = torch.tensor([[12345679, 23456791], [16777217, 3]])
+    given = Neighborhood(torch.tensor([[0, 1], [1, 0]]), 2), torch.ones(2, 2), torch.zeros(4)
+    assert nmm_counts(*given, large, total_count=large.sum(-1)).shape == (2, 2)
+
+
+def test_counts_of_other_totals_and_impossible_counts():
+    fn = LabelCounts(torch.tensor(5), torch.tensor([0.5, 0.5, 0.0]), validate_args=True)
+    with pytest.raises(ValueError, match="value must have the sums total_count"):
+        fn.log_prob(torch.tensor([1.0, 1.0, 0.0]))
+    assert fn.log_prob(torch.tensor([4.0, 0.0, 1.0])) == -torch.inf
+
+
+def test_two_fields_by_name_count():
+    def both():
+        labels = torch.tensor([0, 1, 0, 1])
+        nmm(HOOD, torch.ones(4, 2).double(), LOGITS, labels, collapsed=True)
+        kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
+        nmm_counts(HOOD, kappa * ALPHA, LOGITS, COUNTS)
+
+    mcmc = MCMC(FieldGibbs(name_count(both)), 3, 3, disable_progbar=True)
+    mcmc.run()
+    assert mcmc.get_samples()["kappa"].shape == (3,)
 
 
 def test_linear_in_the_edges():
