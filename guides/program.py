@@ -202,7 +202,8 @@ def count_fields_of(trace: Any, latents: Set[str]) -> dict[str, CountField]:
             continue
         if not counts["is_observed"]:
             raise ValueError(f"site {seen!r} has latent counts: give nmm_counts its y")
-        field = fields[name] = CountField(name, seen, *site["infer"]["nmm_counts"], counts["value"])
+        prior, observed = site["infer"]["nmm_counts"]
+        field = fields[name] = CountField(name, seen, prior, observed, counts["value"])
         shapes = tuple(field.batch_shape), tuple(site["value"].shape[:-2])
         if shapes[0] != shapes[1]:
             raise ValueError(

@@ -14,7 +14,7 @@ import torch
 from graphs import star
 from oracle import CountOracle, edge_lists
 from pyro import poutine
-from pyro.contrib.autoname import name_count, scope
+from pyro.contrib.autoname import scope
 from pyro.infer import MCMC, NUTS, SVI, Importance, Predictive, Trace_ELBO, TraceGraph_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
@@ -385,18 +385,6 @@ def test_counts_of_other_totals_and_impossible_counts():
     with pytest.raises(ValueError, match="value must have the sums total_count"):
         fn.log_prob(torch.tensor([1.0, 1.0, 0.0]))
     assert fn.log_prob(torch.tensor([4.0, 0.0, 1.0])) == -torch.inf
-
-
-def test_two_fields_by_name_count():
-    def both():
-        labels = torch.tensor([0, 1, 0, 1])
-        nmm(HOOD, torch.ones(4, 2).double(), LOGITS, labels, collapsed=True)
-        kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
-        nmm_counts(HOOD, kappa * ALPHA, LOGITS, COUNTS)
-
-    mcmc = MCMC(FieldGibbs(name_count(both)), 3, 3, disable_progbar=True)
-    mcmc.run()
-    assert mcmc.get_samples()["kappa"].shape == (3,)
 
 
 def test_linear_in_the_edges():
