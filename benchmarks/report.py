@@ -23,6 +23,7 @@ from benchmarks.crowds import tables as crowds
 from benchmarks.images import tables as images
 from benchmarks.latent import tables as latent
 from benchmarks.links import tables as links
+from benchmarks.maps import tables as maps
 from benchmarks.nodes import tables as nodes
 from benchmarks.on_top import tables as on_top
 from benchmarks.random_fields import tables as fields
@@ -33,7 +34,7 @@ from benchmarks.tabular import tables as tabular
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [DOCS / "results.md", DOCS / "node-classification.md"]
 PAGES += sorted((DOCS / "results").glob("*.md"))
-ROOMS = nodes, on_top, tabular, fields, latent, crowds, links, images, scale
+ROOMS = nodes, on_top, tabular, fields, latent, crowds, maps, links, images, scale
 
 
 def tables(files: Files) -> dict[str, str]:

@@ -22,6 +22,7 @@ from torch_geometric.utils import grid, to_scipy_sparse_matrix
 import benchmarks.crowds.run as crowds
 import benchmarks.images.run as images
 import benchmarks.links.run as links
+import benchmarks.maps.run as maps
 import benchmarks.nodes.run as nodes
 import benchmarks.on_top.run as on_top
 import benchmarks.random_fields.run as random_fields
@@ -29,6 +30,8 @@ import benchmarks.scale.run as scale
 import benchmarks.tabular.run as tabular
 from benchmarks.latent import annotators, hidden
 from benchmarks.links.data import link_split
+from benchmarks.maps import data as of_maps
+from benchmarks.maps import programs, rivals
 from benchmarks.nodes import fits, spn
 from benchmarks.on_top import data, stages
 from benchmarks.random_fields import fields
@@ -324,6 +327,39 @@ def tables(smaller, folder):
         near, far = (found[name, tabular.OURS]["agreement"] for name in ("near", "far"))
         assert near > 0.9 > far
         assert tabular.one_size(2000, "exact")["accuracy"] > 0.5
+
+    return main, check
+
+
+@study("search compare chains --seeds 1 --draws 8 --data-root {folder}",
+       search=56, compare=18, chains=2)  # fmt: skip
+def counties(smaller, folder):
+    """A grid of two halves, a covariate that tells them apart, and a county without neighbours."""
+    smaller(of_maps, BLOCK=8)
+    smaller(programs, WARMUP=4, SAMPLES=8, KEPT=4, FEW=4, NUM_STEPS=3)
+    smaller(rivals, ROUNDS=4, CHAINS=4, NUM_DRAWS=8, MOST_EPOCHS=30)
+    edges, places = grid(10, 10)
+    x = torch.cat([torch.randn(101, 6), (F.pad(places[:, 0], (0, 1)) - 4.5)[:, None]], 1)
+    x[:, 0] += x[:, 6]
+    (folder / "election").mkdir()
+    files = {"xy": (x, "x1,x2,x3,x4,x5,x6,x7", "%.6f"), "adj": (edges.T + 1, "x1,x2", "%d")}
+    for name, (values, head, form) in files.items():
+        file = folder / f"election/2012_{name}.csv"
+        np.savetxt(file, values.numpy(), form, ",", header=head, comments="")
+
+    names = [name for name, method in maps.METHODS.items() if not method.needs]
+
+    def main(argv):
+        return maps.main([*argv, "--methods", *names])
+
+    def check(rows):
+        for row in pick(rows, task="compare"):
+            assert row["counties"] == 20
+            assert row["accuracy"] > 0.5
+            if row["split"] == "spatial":
+                assert 0 <= row["blocks"]["covered"] <= 1
+            if "attention" in row["found"]:
+                assert sum(row["found"]["attention"]) == pytest.approx(1, abs=1e-4)
 
     return main, check
 
