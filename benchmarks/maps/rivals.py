@@ -27,7 +27,7 @@ ROUNDS, CHAINS, SWEEPS = 40, 20, 5
 #: Epochs of a network at most, and epochs without a better validation score before it stops.
 MOST_EPOCHS, PATIENCE = 500, 50
 #: Warm-up steps and draws of NUTS.
-WARMUP, SAMPLES = 200, 200
+WARMUP, SAMPLES = 400, 200
 
 
 class Found(NamedTuple):
@@ -202,7 +202,7 @@ def car(problem: Problem, settings: dict) -> Found:
     def model() -> None:
         intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.0))
         beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-        scale = numpyro.sample("scale", dist.HalfNormal(5.0))
+        scale = numpyro.sample("scale", dist.HalfNormal(settings["prior"]))
         correlation = numpyro.sample("correlation", dist.Uniform(0.0, 1.0))
         field = dist.CAR(jnp.zeros(len(joined)), correlation, 1.0, matrix, is_sparse=True)
         effect = jnp.zeros(len(x)).at[joined].set(numpyro.sample("effect", field))
@@ -223,5 +223,5 @@ def car(problem: Problem, settings: dict) -> Found:
     row["effective draws"] = {name: float(np.min(v["n_eff"])) for name, v in summary.items()}
     extra = mcmc.get_extra_fields()
     row["steps"] = float(np.mean(extra["num_steps"]))
-    row["divergent"] = int(np.sum(extra["diverging"]))
+    row |= {"divergent": int(np.sum(extra["diverging"])), "warm-up": WARMUP, "draws": SAMPLES}
     return Found(torch.from_numpy(probs.mean(0)), torch.from_numpy(labels).long(), row)

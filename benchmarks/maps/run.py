@@ -64,7 +64,7 @@ METHODS = {
     ),
     "GCN": Method(rivals.network, {"labels": False}, NETWORKS),
     "GCN, labels as inputs": Method(rivals.network, {"labels": True}, NETWORKS),
-    MAP: Method(rivals.car, {"around": False}, needs="numpyro"),
+    MAP: Method(rivals.car, {"around": False, "prior": 2.0}, needs="numpyro"),
 }
 
 
@@ -184,7 +184,7 @@ def chains(args, results: Records) -> None:
 
 
 OPTIONS: dict = {"data_root": Path, "methods": list(METHODS), "splits": list(KINDS), "seeds": 10}
-OPTIONS |= {"draws": 2500, "choices": {"methods": list(METHODS), "splits": list(KINDS)}}
+OPTIONS |= {"draws": 1000, "choices": {"methods": list(METHODS), "splits": list(KINDS)}}
 OPTIONS["results"] = RESULTS / "maps.jsonl"
 main = command(__doc__, (search, compare, chains), **OPTIONS)
 

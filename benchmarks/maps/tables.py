@@ -22,10 +22,10 @@ def rows_of(files: Files, task: str) -> DataFrame:
 
 
 def with_error(gap: Paired, digits: int, unit: float = 1) -> str:
-    """Mean ± standard error, and the median."""
+    """Mean ± standard error, the median, and the number of splits."""
     if len(gap) < 2:
-        return ""
-    middle = f"median {unit * median(gap.gaps):+.{digits}f}"
+        return f"{unit * gap.mean:+.{digits}f} (one split)" if len(gap) else ""
+    middle = f"median {unit * median(gap.gaps):+.{digits}f}, {len(gap)} splits"
     return f"{unit * gap.mean:+.{digits}f} ± {unit * gap.error:.{digits}f} ({middle})"
 
 
@@ -37,7 +37,7 @@ def minus(field: str, digits: int, unit: float = 1) -> Cell:
 def maps(files: Files) -> str:
     rows = rows_of(files, "compare")
     cells: dict = {"splits": count, "NLL (median)": centre("nll", 3)}
-    cells["NLL minus NMM's ± standard error"] = minus("nll", 3)
+    cells["NLL minus NMM's"] = minus("nll", 3)
     cells["accuracy, %"] = average("accuracy", ".1f", 100)
     cells["accuracy minus NMM's"] = minus("accuracy", 1, 100)
     cells |= {"Brier": average("brier", ".3f"), "Brier minus NMM's": minus("brier", 3)}

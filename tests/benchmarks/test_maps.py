@@ -78,10 +78,11 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
 @pytest.mark.slow
 def test_spatial_effects_by_numpyro(data, monkeypatch):
     pytest.importorskip("numpyro")
-    monkeypatch.setattr(rivals, "WARMUP", 20)
+    monkeypatch.setattr("benchmarks.maps.data.BLOCK", 4)
+    monkeypatch.setattr(rivals, "WARMUP", 100)
     monkeypatch.setattr(rivals, "SAMPLES", 20)
     problem = Problem.of(data, "spatial", 0)
-    found = rivals.car(problem, {"around": False, "seed": 0})
+    found = rivals.car(problem, {"around": False, "prior": 2.0, "seed": 0})
     right = ((found.probs > 0.5) == data.y.bool())[problem.scored]
     assert right.double().mean() > 0.7
     assert found.draws.shape == (20, 144)
