@@ -39,7 +39,7 @@ def test_pyro_program(capsys):
         draws = program.draws[name]
         assert abs(value - draws.median()) < 0.5 * draws.std()
     assert program.same > 0.33
-    assert len(capsys.readouterr().out.splitlines()) == 17
+    assert len(capsys.readouterr().out.splitlines()) == 19
 
 
 def test_borrowed_label(tmp_path):
