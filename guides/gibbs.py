@@ -344,9 +344,7 @@ class FieldGibbs(MCMCKernel):
         self._program = program = point.program
         for name in self._counts if self._more_steps else []:
             field, q = program.fields[name], self._conditional(program, name)
-            units = self.states[field.site("c")]
-            self.states = {k: v for k, v in self.states.items() if v is not units}
-            self._put(field, q.distributions(units))
+            self._put(field, q.distributions(self.states.pop(field.site("c"))))
         return program.params
 
     def _names(self) -> list[str]:

@@ -82,16 +82,13 @@ def nmm_counts(
             "total_count must be given without y: as many units of each node are drawn"
         )
     if y is not None:
-        cells, note = (
-            ("...", hood.num_nodes, prior.num_classes),
-            "a count of each label of each node",
-        )
-        whole = expect("y", y, cells, like=hood, note=note)
+        cells = "...", hood.num_nodes, prior.num_classes
+        whole = expect("y", y, cells, like=hood, note="a count of each label of each node")
         obs = whole.index_select(-2, rows.nodes)
     number = total_count
     if number is not None:
-        shape, note = ("...", hood.num_nodes), "a number of units of each node"
-        number = expect("total_count", number, shape, like=hood, note=note)
+        shape = "...", hood.num_nodes
+        number = expect("total_count", number, shape, like=hood, note="units of each node")
         number = number.index_select(-1, rows.nodes)
     if pyro.settings.get("validate_distributions_pyro"):
         prior.check_values()

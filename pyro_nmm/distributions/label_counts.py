@@ -59,14 +59,13 @@ class LabelCounts(TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        sums = value.double().sum(-1)
+        exact = value.double()
+        sums = exact.sum(-1)
         if self._validate_args and ((sums - self.total_count).abs() > 0.5 + 1e-6 * sums).any():
             raise ValueError("value must have the sums total_count")  # single precision rounds
         # Around the share of each label, because large counts times a logarithm lose digits.
-        exact = value.double()
-        shares = (exact / exact.sum(-1, keepdim=True).clamp(min=1)).clamp(min=1e-300)
-        best = (exact.sum(-1) + 1).lgamma() - (exact + 1).lgamma().sum(-1)
-        best = best + (exact * shares.log()).sum(-1)
+        shares = (exact / sums[..., None].clamp(min=1)).clamp(min=1e-300)
+        best = (sums + 1).lgamma() - (exact + 1).lgamma().sum(-1) + (exact * shares.log()).sum(-1)
         # A label of probability zero without units has the gradient zero.
         probs = self.probs.clamp(min=torch.finfo(self.probs.dtype).tiny)
         ratio = probs.log() - shares.log().to(probs)
