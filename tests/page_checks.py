@@ -166,6 +166,12 @@ def links(found, printed):
     assert known.mean() > apart.mean() + 0.2
 
 
+def patches(hood, chosen):
+    """Number of connected sets of the chosen nodes."""
+    edges = torch.stack([hood.source, hood.target])[:, chosen[hood.source] & chosen[hood.target]]
+    return len(Neighborhood(edges, hood.num_nodes).components()[chosen].unique())
+
+
 @of("maps.md")
 def maps(found, printed):
     kappa, stay, inside = map(float, re.search(
@@ -182,7 +188,10 @@ def maps(found, printed):
     for name, data, mean in quoted:
         assert float(data) == pytest.approx(check.data[name], abs=6e-4)
         assert float(mean) == pytest.approx(check.draws[name].mean().item(), abs=0.02)
-    assert len(found["axes"]) == 4
+    assert len(found["panels"]) == 4
+    hood, first, last = found["hood"], found["drawn"][0], found["drawn"][500]
+    high = [patches(hood, labels == 2) for labels in (found["y"], first, last)]
+    assert high[0] == 1 and min(high[1:]) > 1
 
 
 @of("arviz.md")
