@@ -125,7 +125,7 @@ def setup(app):
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = ["site.js"]
+html_js_files = ["site.js", "borrowed_label.js"]
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 html_title = "pyro-nmm"

@@ -10,7 +10,7 @@ import cells
 import pytest
 from documents import RESULTS, ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "results.md", *RESULTS]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", *RESULTS]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
