@@ -25,7 +25,7 @@ PICTURES = {
     "tutorials/your-graph": 0,
     "tutorials/few-labels": 0,
     "tutorials/noisy-labels": 1,
-    "tutorials/variational-family": 1,
+    "tutorials/variational-family": 0,
     "tutorials/larger-program": 1,
     "tutorials/repelling": 0,
     "gallery/cortex": 1,

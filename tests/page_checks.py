@@ -48,18 +48,6 @@ def front_page(found, printed):
         assert score(marginals, data) > score(found["scores"].softmax(-1), data)
 
 
-@of("variational-family.md")
-def variational_family(found, printed):
-    numbers = re.findall(r"([\d.]+)(?: nats|$)", printed, re.MULTILINE)
-    independent, joint, _, half = map(float, numbers)
-    assert (found["estimate"] - found["log_z"]).abs() < 1
-    assert 0 < joint < 0.7 * independent
-    assert 0 < half < 0.7 * joint
-    assert sum(found["losses"][-20:]) / 20 + found["log_z"] < joint  # fit_mixture of half
-    assert found["ones"].mean() > 0.6
-    assert found["family"].network.log_odds.mean() < -1
-
-
 @of("node-classification.md")
 def node_classification(found, printed):
     data, later, test = found["data"], found["later"], found["data"].test_mask

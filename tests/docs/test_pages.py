@@ -17,7 +17,7 @@ from run_page import in_child
 TOGETHER = (
     ["distributed.md", "latent-labels.md", "links.md", "pyro.md", "tabular.md"],  # 35
     ["annotators.md", "arviz.md", "index.md"],  # 65
-    ["maps.md", "node-classification.md", "variational-family.md"],  # 60
+    ["maps.md", "node-classification.md"],  # 60
 )
 PAGES = SNIPPETS.keys() - {"README.md"}  # the README: tests/core/test_package.py
 
