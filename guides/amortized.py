@@ -4,14 +4,13 @@
 """A network and an NMM: the pair of programs, and a fit to the labels of nodes."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 from torch import Tensor, nn
-from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import as_labels, as_set, check_integers
@@ -21,6 +20,9 @@ from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward, unvalidated
 from pyro_nmm.models.networks import Parameters
 from pyro_nmm.models.nmm import nmm
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 
 class AmortizedNMM(SharedForward):
@@ -88,7 +90,7 @@ class AmortizedNMM(SharedForward):
 @with_gradients
 def fit_nmm(
     network: nn.Module,
-    data: Data,
+    data: "Data",
     hood: Neighborhood,
     *,
     estimator: str | Chains = "reward_to_go",

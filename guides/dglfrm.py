@@ -12,7 +12,6 @@ from pyro.distributions import Normal
 from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn import GCNConv
 
 from pyro_nmm import MembershipMixture, Neighborhood
 from pyro_nmm.arguments import (
@@ -181,6 +180,8 @@ class _Encoder(nn.Module):
     def __init__(
         self, num_features: int, hidden: int, widths: list[int], dropout: float, gamma: float
     ) -> None:
+        from torch_geometric.nn import GCNConv
+
         super().__init__()
         self.first, self.dropout = GCNConv(num_features, hidden, bias=False), dropout
         self.heads = nn.ModuleList(GCNConv(hidden, width, bias=False) for width in widths)

@@ -15,7 +15,6 @@ from torch import Size, Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributions import constraints, register_kl
 from torch.nn import functional as F
-from torch_geometric.utils import coalesce, is_undirected, remove_self_loops
 
 from pyro_nmm.arguments import check_integers, check_positive, check_range, expect
 from pyro_nmm.blocks import rows_at
@@ -297,6 +296,8 @@ class InnerProductGraph(GraphDistribution):
 
 def _pairs(name: str, pairs: Tensor, num_nodes: int) -> Tensor:
     """``(2, P)`` with the smaller node first, each pair once, without self-loops; sorted."""
+    from torch_geometric.utils import coalesce, remove_self_loops
+
     expect(name, pairs, (2, "P"), kind="integers")
     check_range(name, pairs, num_nodes)
     return coalesce(remove_self_loops(pairs.long().sort(0).values)[0], num_nodes=num_nodes)
@@ -304,6 +305,8 @@ def _pairs(name: str, pairs: Tensor, num_nodes: int) -> Tensor:
 
 def observed_edges(edge_index: Tensor, num_nodes: int, held_out: Tensor | None) -> Tensor:
     """``(2, E)``: as :func:`_pairs`, the edges that are not held out."""
+    from torch_geometric.utils import coalesce, is_undirected
+
     edges = _pairs("edge_index", edge_index, num_nodes)
     if not is_undirected(coalesce(edge_index.long(), num_nodes=num_nodes), num_nodes=num_nodes):
         raise ValueError("edge_index needs both directions of every edge: use PyG's to_undirected")

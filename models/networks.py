@@ -11,8 +11,6 @@ import pyro
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn.models.basic_gnn import BasicGNN
-from torch_geometric.utils import is_sparse
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import (
@@ -144,6 +142,9 @@ class NMMNetwork(nn.Module):
 
 def _check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
     """Refuse wrong ``(x, edge_index)`` for PyG's networks; wrong ids only where Pyro validates."""
+    from torch_geometric.nn.models.basic_gnn import BasicGNN
+    from torch_geometric.utils import is_sparse
+
     if getattr(type(network), "forward", None) is not BasicGNN.forward or len(inputs) < 2:
         return
     x, edge_index = inputs[:2]

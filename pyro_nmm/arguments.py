@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from pyro.distributions import is_validation_enabled
 from torch import Size, Tensor
-from torch_geometric.utils import index_to_mask
 
 from pyro_nmm.labels import check_same_order
 from pyro_nmm.provenance import untracked
@@ -191,6 +190,8 @@ def as_set(
     nodes: Any, num_nodes: int, device: torch.device, name: str, *, empty: bool = False
 ) -> Tensor:
     """A mask of nodes, from a mask, ``N`` zeros and ones that repeat, or distinct node ids."""
+    from torch_geometric.utils import index_to_mask
+
     nodes = as_tensor(name, nodes, device)
     none = nodes.numel() == 0 and nodes.dtype != torch.bool
     ids = nodes.dim() == 1 and (none or is_kind(nodes, "integers"))

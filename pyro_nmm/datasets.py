@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
 from pyro_nmm.arguments import check_finite, check_integers
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 __all__ = ["digits", "letters", "random_split"]
 
@@ -48,12 +49,15 @@ def _as_seed(seed: Any) -> int:
     return int(seed)
 
 
-def digits() -> Data:
+def digits() -> "Data":
     """scikit-learn's images of digits, ``(N, 64)`` in [0, 1], each with its 8 nearest neighbours.
 
     >>> digits()
     Data(x=[1797, 64], edge_index=[2, 19854], y=[1797])
     """
+    from torch_geometric.data import Data
+    from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
+
     images = extra("sklearn.datasets", "digits").load_digits()
     graph = extra("sklearn.neighbors", "digits").kneighbors_graph(images.data, 8)
     edge_index = to_undirected(from_scipy_sparse_matrix(graph)[0])
@@ -87,15 +91,18 @@ def letters(
     return torch.tensor(2.0 * inside - 1, dtype=torch.get_default_dtype())
 
 
-def random_split(data: Data, train: float, val: float, test: float, seed: int) -> Data:
+def random_split(data: "Data", train: float, val: float, test: float, seed: int) -> "Data":
     """A copy of ``data`` with random masks of these shares. For one seed, ``train`` does not change
     the test and the validation nodes, and smaller training sets are parts of larger ones.
 
+    >>> from torch_geometric.data import Data
     >>> data = Data(y=torch.zeros(10), num_nodes=10)
     >>> data = random_split(data, train=0.3, val=0.2, test=0.5, seed=0)
     >>> [int(data[f"{name}_mask"].sum()) for name in ("train", "val", "test")]
     [3, 2, 5]
     """
+    from torch_geometric.utils import index_to_mask
+
     data, size = data.clone(), data.num_nodes
     shares = {"test": test, "val": val, "train": train}
     good = all(isinstance(share, Real) and 0 < share <= 1 for share in shares.values())

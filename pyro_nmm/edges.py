@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.utils import from_scipy_sparse_matrix, scatter, to_undirected
 
 from pyro_nmm.arguments import as_edge_index, as_edges, as_expected, expect_all
 from pyro_nmm.model_arguments import check_all_rows
@@ -25,6 +23,8 @@ def edges_of(graph: Any) -> tuple[Tensor, int | None]:
     :param graph: PyG's ``Data``; a sparse ``(N, N)`` matrix, each of whose stored entries is an
         edge in both directions, whatever its value; a neighborhood; or an edge_index.
     """
+    from torch_geometric.data import Data
+
     if isinstance(graph, Neighborhood):
         if graph.bipartite or graph.num_rows != graph.num_nodes:
             raise ValueError(f"graph must hold edges between all of its nodes, got {graph}")
@@ -110,6 +110,8 @@ def _named(graph: Any) -> tuple[list | None, Iterable[tuple]]:
 
 
 def _of_sparse(graph: Any) -> Tensor:
+    from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
+
     if graph.ndim != 2 or graph.shape[0] != graph.shape[1]:
         raise ValueError(f"graph must have shape (N, N), got {tuple(graph.shape)}")
     if not np.isfinite(graph.data).all():
@@ -150,6 +152,8 @@ def edge_values(
     :return: ``(..., num_edges)``, with the gradient of the values. Cost: :math:`O(E \log E)`.
     :raises ValueError: if ``edge_index`` has other edges than ``hood``.
     """
+    from torch_geometric.utils import scatter
+
     check_all_rows(hood)
     num_sources = hood.num_sources if hood.bipartite else None
     edge_index = as_edge_index(edge_index, hood.num_nodes, num_sources, like=hood)

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LambdaLR
-from torch_geometric.data import Data
-from tqdm.auto import tqdm
 
 from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.checkpoints import Checkpoint
@@ -44,6 +42,8 @@ def ordinary(value: Any) -> Any:
     """A value through which gradients pass. Tensors made in inference mode are copied, in tuples,
     dictionaries, distributions and ``Data`` too; a module's change in place, for optimisers.
     """
+    from torch_geometric.data import Data
+
     if isinstance(value, nn.Module):
         for name, tensor in (*value.named_parameters(), *value.named_buffers()):
             if tensor.data.is_inference():  # of a lazy parameter too
@@ -89,6 +89,8 @@ def with_options(fit: Callable[..., R]) -> Callable[..., R]:
 
 def bar(steps: Iterable[S]) -> Iterable[S]:
     """Steps with a bar of their progress, as Pyro's MCMC has."""
+    from tqdm.auto import tqdm
+
     return tqdm(steps, delay=2, disable=None, leave=False)
 
 

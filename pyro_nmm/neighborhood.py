@@ -7,7 +7,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, segment_reduce
-from torch_geometric.utils import coalesce, cumsum, scatter, softmax
 
 from pyro_nmm import compiled
 from pyro_nmm.arguments import (
@@ -59,6 +58,8 @@ class Neighborhood:
     # Neighbourhoods are kept and shared: made inside of inference mode, they serve training too.
     @torch.inference_mode(False)
     def __init__(self, edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
+        from torch_geometric.utils import coalesce, cumsum
+
         edges = as_edge_index(edge_index, num_nodes, num_sources)
         num_nodes, num_sources = int(num_nodes), num_sources and int(num_sources)
         nodes = torch.arange(num_nodes, device=edges.device)
@@ -110,6 +111,8 @@ class Neighborhood:
                 [6, 9, 6],
                 [4, 6, 4]])
         """
+        from torch_geometric.utils import cumsum
+
         check_integers(1, height=height, width=width)
         check_integers(0, radius=radius)
         step = torch.arange(-radius, radius + 1, device=device)
@@ -164,6 +167,8 @@ class Neighborhood:
     @torch.inference_mode(False)
     def take(self, rows: Tensor, num_edges: int | None = None) -> "Neighborhood":
         """Some rows ``(R,)``, in that order, at a cost linear in their edges."""
+        from torch_geometric.utils import cumsum
+
         rows = as_expected("rows", rows, ("R",), kind="integers", like=self).long()
         if self.device.type == "cpu":  # a GPU would wait for the check
             check_range("rows", rows, self.num_rows, "row")
@@ -225,10 +230,14 @@ class Neighborhood:
 
     def softmax(self, logits: Tensor) -> Tensor:
         r"""``(..., num_edges)``: :math:`L_{ij}`, the softmax of ``logits`` over each row."""
+        from torch_geometric.utils import softmax
+
         return softmax(self._of_edges("logits", logits), self.row, num_nodes=self.num_rows, dim=-1)
 
     def sum(self, values: Tensor) -> Tensor:
         """``(..., num_rows)``: the sum of values ``(..., num_edges)`` over each row."""
+        from torch_geometric.utils import scatter
+
         values = self._of_edges("values", values)
         return scatter(values, self.row, dim=-1, dim_size=self.num_rows, reduce="sum")
 
@@ -237,7 +246,9 @@ class Neighborhood:
         shape = "B", self.num_rows
         choices = as_expected("choices", choices, shape, kind="integers", like=self)
         if compiled.runs_on(self.device):
-            return compiled.find(self, choices)
+            from pyro_nmm.compiled.loops import find
+
+            return find(self, choices)
         keys, first = self._keys
         key = (choices + first).contiguous()
         edges = torch.searchsorted(keys[1:], key, right=True)  # the last edge before the first one
@@ -278,6 +289,8 @@ class Neighborhood:
 
     @derived
     def _components(self) -> Tensor:
+        from torch_geometric.utils import scatter
+
         label, old = torch.arange(self.num_rows, device=self.device), None
         while old is None or not torch.equal(label, old):
             old = label

@@ -7,7 +7,6 @@ import itertools
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import add_remaining_self_loops, degree, to_undirected
 
 from pyro_nmm.arguments import (
     as_edge_index,
@@ -104,6 +103,8 @@ def hops(
     :param Tensor edge_index: ``(2, num_edges)`` node ids; an edge counts in both directions.
     :param int radius: A node reaches the sources at most so many hops away; at least ``spacing``.
     """
+    from torch_geometric.utils import add_remaining_self_loops, to_undirected
+
     edges = as_edge_index(edge_index, num_nodes)
     check_integers(1, spacing=spacing)
     check_integers(spacing, radius=radius)
@@ -169,6 +170,8 @@ def walks(
 
     :param Tensor membership: ``(N,)`` the group of every node, integers from zero.
     """
+    from torch_geometric.utils import add_remaining_self_loops, degree, to_undirected
+
     edges = as_edge_index(edge_index, num_nodes)
     check_integers(1, num_steps=num_steps)
     shape, note = (num_nodes,), "one group per node"

@@ -4,14 +4,13 @@
 """Annotators who answer about latent labels: their emission, and its fit."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pyro.distributions import DirichletMultinomial
 from torch import Tensor
 from torch.distributions import Categorical, Dirichlet, constraints
 from torch.nn.functional import one_hot
-from torch_geometric.data import Data
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_expected, check_integers, expect_all
@@ -23,6 +22,9 @@ from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.pool import Walk, pool_of
 from pyro_nmm.models.hidden import FieldRun, Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ class Annotators:
 
     @with_gradients
     def fit(
-        self, graph: Neighborhood | Data | Tensor, answers: Any, edge_attr: Tensor | None = None, *,
-        pred_probs: Any = None, **options,
+        self, graph: "Neighborhood | Data | Tensor", answers: Any,
+        edge_attr: Tensor | None = None, *, pred_probs: Any = None, **options,
     ) -> Consensus:  # fmt: skip
         """Fit the model, and pool the answers about each node with its neighbours.
 

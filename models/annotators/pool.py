@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
-from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyro_nmm.fitting import minimise
 from pyro_nmm.models.annotators.answers import Answers
@@ -58,6 +57,8 @@ class Walk:
     @classmethod
     def on_graph(cls, edge_index: Tensor, num_nodes: int) -> "Walk":
         """An edge counts in both directions, and loops do not."""
+        from torch_geometric.utils import remove_self_loops, to_undirected
+
         edges = remove_self_loops(to_undirected(edge_index.long(), num_nodes=num_nodes))[0]
         weight = torch.ones(edges.shape[1], dtype=torch.double, device=edges.device)
         return cls(_shares(edges[0], edges[1], weight, (num_nodes, num_nodes)))

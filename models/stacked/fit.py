@@ -11,7 +11,6 @@ import torch
 from torch import Size, Tensor, nn
 from torch.distributions import Normal
 from torch.nn import functional as F
-from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.arguments import as_labels, as_set
@@ -125,12 +124,16 @@ class Fold:
 
 def parts_of(mask: Tensor, number: int) -> list[Tensor]:
     """Masks of parts of equal size, at random."""
+    from torch_geometric.utils import index_to_mask
+
     nodes = shuffled(mask.nonzero()[:, 0])
     return [index_to_mask(nodes[k::number], len(mask)) for k in range(min(number, len(nodes)))]
 
 
 def some_of(mask: Tensor, most: int) -> Tensor:
     """A mask of at most so many of its nodes, at random."""
+    from torch_geometric.utils import index_to_mask
+
     if int(mask.sum()) <= most:
         return mask
     return index_to_mask(shuffled(mask.nonzero()[:, 0])[:most], len(mask))

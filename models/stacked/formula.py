@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn.functional import one_hot
-from torch_geometric.utils import cumsum
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import check_each_call, check_integers, expect
@@ -44,7 +43,7 @@ ON_SCORES = {
 }
 #: Of an NMM on pooled scores. Fitted to nearly all labels of 36 splits of three graphs
 #: (`benchmarks.on_top.run priors`). Two of the graphs are reported on other splits, and
-#: docs/results/on-top.md shows priors from other graphs. There is an offset for every class.
+#: docs/results/classifiers.md shows priors from other graphs. There is an offset for every class.
 ON_POOL = {
     "log_kappa": (-1.2, 0.7),
     "log_floor": (-5.0, 1.0),
@@ -281,6 +280,8 @@ class Formula:
         has a source of its own, which holds a certain label. With a share below one the others have
         one too, with the probabilities of temperature scaling.
         """
+        from torch_geometric.utils import cumsum
+
         hood, own = data.hood, data.certain | (self.share < 1)
         if not own.any():
             yield from (NeighborMixture(hood, *parameters) for parameters in every)

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torch_geometric.utils import index_to_mask
 
 from pyro_nmm import NeighborMixture, blocks
 from pyro_nmm.arguments import as_shape, check_integers, expect
@@ -82,6 +81,8 @@ class StagedPosterior(Posterior):
         """The sum over blocks of :meth:`Posterior.log_likelihood`. ``observed`` holds all nodes of
         the blocks before its last one.
         """
+        from torch_geometric.utils import index_to_mask
+
         nodes, labels = self._new("log_likelihood", y, observed)
         every, new = self.labels.index_copy(0, nodes, labels), index_to_mask(nodes, len(self.block))
         numbers, total = self.block[nodes].unique().tolist(), self.logits.new_zeros(())

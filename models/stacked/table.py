@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import cumsum
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_set, as_tensor, expect, is_kind
@@ -96,6 +95,8 @@ def disjoint_masks(hood: Neighborhood, **sets: Any) -> tuple[Tensor, Tensor]:
 
 def side_by_side(parts: Sequence[Part]) -> Part:
     """The disjoint union of graphs with tables of nodes."""
+    from torch_geometric.utils import cumsum
+
     fields = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
     hoods = fields.pop("hood")
     first = cumsum(torch.tensor([hood.num_nodes for hood in hoods])).tolist()

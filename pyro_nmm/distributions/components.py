@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pyro_nmm import compiled
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.neighborhood import Neighborhood, compact
@@ -174,6 +173,8 @@ class Components:
         r"""``(n,)``: labels of unobserved nodes in an order, by the rule at the end of the paper's
         section 3.6: each is the mode of :math:`p(y_i \mid y_\tau, \hat y_{<i})`, and every
         component draws a choice for it. Cost: :math:`O(T E C)`, and memory :math:`O(T M C)`."""
+        from pyro_nmm.compiled.loops import predict
+
         part = self.parameters.of_rows(self.parameters.hood.take(order))
         rows, sources = compact(part.hood)
         size = len(sources), len(self), part.num_classes + 1
@@ -184,7 +185,7 @@ class Components:
         index = torch.cat([first + labels, first + size[2] - 1])
         counts.view(-1).index_add_(0, index, torch.ones_like(index, dtype=counts.dtype))
         given = part.attention, self.alpha[sources], self.weights
-        return compiled.predict(rows, *given, uniforms_of(rows, len(self)), counts)
+        return predict(rows, *given, uniforms_of(rows, len(self)), counts)
 
 
 def of_components(labels: Tensor, part: slice | Tensor) -> Tensor:

@@ -18,7 +18,6 @@ import torch
 from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 
-from pyro_nmm import compiled
 from pyro_nmm.distributions.base import flatten
 from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.ops.entries import Draw
@@ -64,7 +63,9 @@ class LogJoint:
 class _LogJoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, alpha: Tensor, logits: Tensor, *given: Any) -> Tensor:
-        value, of_alpha, of_logits = compiled.joint(alpha, *given)
+        from pyro_nmm.compiled.joint import joint
+
+        value, of_alpha, of_logits = joint(alpha, *given)
         ctx.save_for_backward(of_alpha.to(alpha), of_logits.to(logits))
         return value.to(alpha.device)
 

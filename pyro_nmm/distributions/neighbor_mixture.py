@@ -238,7 +238,7 @@ class NeighborMixture(GraphDistribution):
         by importance weights of draws of :math:`q`, see :meth:`OrderedConditional.log_likelihood`.
         It is tighter than :meth:`elbo`, and with ``given`` a ratio of two means. On large graphs
         whose labels correlate it is too low and may favour independent labels:
-        docs/results/estimators.md compares it with :meth:`path_likelihood`.
+        docs/results/posteriors.md compares it with :meth:`path_likelihood`.
 
         >>> hood = Neighborhood(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> mix = NeighborMixture(hood, torch.ones(2, 2), torch.zeros(4))

@@ -34,7 +34,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nmm import compiled
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import Draw, Entries, shift_evidence
 from pyro_nmm.ops.sampling import uniforms_of
@@ -55,11 +54,13 @@ def anneal(
 ) -> Annealed:
     """Draws carried to other parameters. Cost: as of ``num_sweeps``, or one more if it is odd, with
     a number in memory for each sweep and row."""
+    from pyro_nmm.compiled import draws
+
     num_sweeps += num_sweeps % 2
     start, end = (
         shift_evidence(rows, entries.map(lambda t: t.double() if t.is_floating_point() else t))[0]
         for entries in (start, end)
     )
     uniforms = uniforms_of(rows, num_sweeps, len(draw.edges))
-    edges, labels, gain = compiled.anneal(rows, start, end, draw, uniforms)
+    edges, labels, gain = draws.anneal(rows, start, end, draw, uniforms)
     return Annealed(Draw(edges, labels), gain)

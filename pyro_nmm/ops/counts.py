@@ -19,7 +19,9 @@ def ranks(choices: Tensor, labels: Tensor, num_nodes: int, num_classes: int) -> 
     every, size = choices + num_nodes * num_classes, num_nodes * (num_classes + 1)
     keys = torch.stack([torch.add(labels, choices, alpha=num_classes), every])
     if compiled.runs_on(choices.device):
-        return compiled.ranks(choices, labels, num_nodes, num_classes), keys
+        from pyro_nmm.compiled import loops
+
+        return loops.ranks(choices, labels, num_nodes, num_classes), keys
     # One sorted list for both takes half of the calls to a GPU.
     first = torch.arange(0, len(choices) * size, size, device=keys.device)[:, None]
     key, order = torch.sort((keys + first).flatten(), stable=True)

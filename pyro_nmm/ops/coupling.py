@@ -21,7 +21,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nmm import compiled
 from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import Draw, Entries, shift_evidence
@@ -58,6 +57,8 @@ def meeting_time(
     rows: Neighborhood, entries: Entries, draw: Draw, lag: int, max_sweeps: int
 ) -> float:
     """Of two chains from two draws. Cost: of twice as many sweeps, :math:`O(E C)` each."""
+    from pyro_nmm.compiled.coupling import coupled
+
     entries, _ = shift_evidence(rows, entries)
     first = Draw(draw.edges[:1], draw.labels[:1])
     ahead, *_ = sweep(rows, entries, first, uniforms_of(rows, lag, 1))
@@ -67,6 +68,6 @@ def meeting_time(
     )
     for start in range(0, max_sweeps, lag):
         uniforms = uniforms_of(rows, min(lag, max_sweeps - start), 3)
-        if met := compiled.coupled(rows, entries, edges, labels, uniforms):
+        if met := coupled(rows, entries, edges, labels, uniforms):
             return float(lag + start + met)
     return torch.inf

@@ -22,7 +22,6 @@ import torch
 from pyro.ops.provenance import track_provenance
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.utils import scatter, segment
 
 from pyro_nmm import compiled
 from pyro_nmm.blocks import at_labels, row_blocks
@@ -95,6 +94,8 @@ def shift_evidence(rows: Neighborhood, entries: Entries) -> tuple[Entries, Tenso
         return entries, 0
     top = below = entries.data.detach().amax(-1)
     if _per_edge(rows, entries.data):
+        from torch_geometric.utils import segment
+
         top = segment(top.T, rows.ptr, reduce="max").T
         below = top.index_select(1, rows.row)
     return entries._replace(data=entries.data - below[..., None]), top
@@ -173,7 +174,9 @@ def met(rows: Neighborhood, entries: Entries, draw: Draw, part: slice) -> tuple[
         edges = _span(rows, part)
         return draw.counts[0][:, edges], draw.counts[1][:, edges]
     wanted = entries.data if entries.observed else None
-    return compiled.meet(rows, draw, part, wanted, entries.num_classes)
+    from pyro_nmm.compiled.draws import meet
+
+    return meet(rows, draw, part, wanted, entries.num_classes)
 
 
 def terms_of(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
@@ -229,6 +232,8 @@ def _in_blocks(rows, entries, draw, size, factors):
 
 def _terms(rows, entries, draw, part, log_attention, alpha, total, likelihood=None):
     """:func:`predictive` of some rows, but without the evidence of the choice."""
+    from torch_geometric.utils import scatter
+
     edges, num_rows = _span(rows, part), part.stop - part.start
     row, chosen = rows.row[edges], draw.edges[:, part] - edges.start
     # Converted first: sums of integers and numbers take three times as long.

@@ -41,8 +41,10 @@ def entropy_samples(
     :math:`O(B E C)`."""
     derives = torch.is_grad_enabled() and (alpha.requires_grad or attention.requires_grad)
     if compiled.runs_on(rows.device):
+        from pyro_nmm.compiled.loops import entropy
+
         inputs = alpha, attention, rows, edges, labels
-        return _Compiled.apply(*inputs) if derives else compiled.entropy(*inputs)[0]
+        return _Compiled.apply(*inputs) if derives else entropy(*inputs)[0]
     groups = Groups(rows.source[None], rows.num_sources)
     concentration = alpha.T.index_select(1, rows.source)  # (C, E), as all that follows
     classes = torch.arange(len(concentration), device=rows.device)
@@ -66,8 +68,10 @@ def entropy_samples(
 class _Compiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, alpha, attention, rows, edges, labels):
+        from pyro_nmm.compiled.loops import entropy
+
         inputs = alpha, attention, rows, edges, labels
-        bound, *gradients = compiled.entropy(*inputs, slopes=True)
+        bound, *gradients = entropy(*inputs, slopes=True)
         ctx.save_for_backward(*gradients)
         return bound
 

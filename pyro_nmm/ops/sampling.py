@@ -118,7 +118,9 @@ def draw_entries(
     entries, top = shift_evidence(rows, Entries(*untracked(*entries)[0]))
     if not compiled.runs_on(rows.device):
         return draw_by_sweeps(rows, entries, uniforms)
-    edges, labels, sums, *counts = compiled.draw(rows, entries, uniforms, keep)
+    from pyro_nmm.compiled.draws import draw
+
+    edges, labels, sums, *counts = draw(rows, entries, uniforms, keep)
     return Draw(edges, labels, tuple(counts) or None, sums.log_().add_(top))
 
 

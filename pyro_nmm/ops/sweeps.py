@@ -52,8 +52,10 @@ def sweep(
     :math:`O(S B E C)`; and, if these are wanted, ``shares`` ``(B, num_edges)`` float64, sums over
     sweeps of the probability of each edge when its row is drawn, with edges and labels ``(S, B,
     num_rows)`` after each sweep, or ``visits`` and totals as of :class:`Sweeps`."""
+    from pyro_nmm.compiled import draws
+
     entries, _ = shift_evidence(rows, entries)
-    edges, labels, *found = compiled.sweep(rows, entries, draw, uniforms, want)
+    edges, labels, *found = draws.sweep(rows, entries, draw, uniforms, want)
     return Draw(edges, labels), *found
 
 

@@ -11,7 +11,6 @@ import torch
 from graphs import house
 from numba.core import caching
 
-from pyro_nmm import compiled
 from pyro_nmm.compiled import loops
 
 
@@ -32,7 +31,7 @@ def test_loops_are_opaque():
     seen, hood = [], house()
 
     def step(choices):
-        return compiled.find(hood, choices + 0) + 1
+        return loops.find(hood, choices + 0) + 1
 
     def note(graph, inputs):
         seen.append(graph)

@@ -8,7 +8,8 @@ import torch
 from distributions.test_sweeps import as_values, enumerated, p_value, problem
 from graphs import parameters, random_sources
 
-from pyro_nmm import Neighborhood, NeighborMixture, compiled
+from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm.compiled.coupling import coupled
 from pyro_nmm.ops.coupling import Meetings
 from pyro_nmm.ops.sampling import uniforms_of
 
@@ -28,7 +29,7 @@ def test_each_chain_keeps_its_distribution(case):
     for k in range(number):
         pair = slice(2 * k, 2 * k + 2)
         uniforms = uniforms_of(q.rows, 1, 3)
-        together += compiled.coupled(q.rows, entries, edges[pair], labels[pair], uniforms)
+        together += coupled(q.rows, entries, edges[pair], labels[pair], uniforms)
     value = q._columns(draw._replace(edges=torch.tensor(edges), labels=torch.tensor(labels)), shape)
     for each in (value[::2], value[1::2]):
         assert p_value(each, as_values(q, states), probs) > 1e-4
