@@ -5,7 +5,8 @@
 Tables and figures of the stored results. A table replaces the lines between its markers,
 ``<!-- name -->`` and ``<!-- end of name -->``, on the one page that has them. A page may show an
 excerpt, ``<!-- name | lines: <regular expression> | columns: first, second -->``, or nothing, with
-``lines: none``. The whole table is then a file of comma-separated values, which the page links.
+``lines: none`` or without markers. The whole table is then a file of comma-separated values, which
+the page links.
 
     python -m benchmarks.report --documents --figures docs
 """
@@ -32,8 +33,7 @@ from benchmarks.shared.records import RESULTS, Files, read
 from benchmarks.tabular import tables as tabular
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = [DOCS / "results.md", DOCS / "node-classification.md"]
-PAGES += sorted((DOCS / "results").glob("*.md"))
+PAGES = [DOCS / "results.md", *sorted((DOCS / "results").glob("*.md"))]
 ROOMS = nodes, on_top, tabular, fields, latent, crowds, maps, links, images, scale
 
 
@@ -96,28 +96,35 @@ def columns_of(names: list[str], asked: str) -> list[int]:
     return kept
 
 
+def file_of(name: str) -> str:
+    """The file of a table, as pages of ``docs/results`` link it."""
+    return f"rows/{name.replace(' ', '-')}.csv"
+
+
 def whole(texts: dict[Path, str], made: dict[str, str]) -> dict[Path, str]:
-    """Files of comma-separated values: tables of which a page shows an excerpt."""
+    """Files of comma-separated values: tables of which a page shows an excerpt or nothing."""
     found = {}
     for path, text in texts.items():
         for name in re.findall(r"<!-- ([^|\n]*?) \| \w+: ", text):
+            if f"({file_of(name)})" not in text:
+                raise ValueError(f"{path.name} shows an excerpt of {name}: link {file_of(name)}")
+        for name in [name for name in made if f"({file_of(name)})" in text]:
             rows = [[cell.strip().replace("\\|", "|") for cell in cells(row)]
                     for k, row in enumerate(made[name].split("\n")) if k != 1]  # fmt: skip
             file = io.StringIO()
             csv.writer(file, lineterminator="\n").writerows(rows)
-            link = f"rows/{name.replace(' ', '-')}.csv"
-            if f"({link})" not in text:
-                raise ValueError(f"{path.name} shows an excerpt of {name}: link {link}")
-            found[path.parent / link] = file.getvalue()
+            found[path.parent / file_of(name)] = file.getvalue()
     return found
 
 
 def written(texts: dict[Path, str], made: dict[str, str]) -> dict[Path, str]:
     """The pages with all tables; an error if markers and tables are not the same."""
     marked = [name for text in texts.values() for name in markers(text)]
+    linked = [name for name in made if any(f"({file_of(name)})" in t for t in texts.values())]
     for name in made:
-        if (number := marked.count(name)) != 1:
-            raise ValueError(f"{number} pages have the markers <!-- {name} -->: exactly one must")
+        if (number := marked.count(name)) != 1 and (number or name not in linked):
+            error = f"{number} pages have the markers <!-- {name} -->: exactly one must"
+            raise ValueError(f"{error}, or a page links {file_of(name)}")
     if unknown := set(marked) - made.keys():
         raise ValueError(f"no table is called {', '.join(sorted(unknown))}")
     for name, content in made.items():

@@ -48,14 +48,12 @@ def split(row):
 def tables():
     """Rows of cells by table, headings first; also what a page does not show of its table."""
     found = {}
-    for path in [ROOT / "docs" / "node-classification.md", *RESULTS]:
+    for path in RESULTS:
         text = path.read_text()
         for name, lines in re.findall(MARKED, text):
-            whole = path.parent / "rows" / f"{name.replace(' ', '-')}.csv"
-            if whole.exists():
-                found[name] = [*csv.reader(whole.read_text().splitlines())]
-            else:
-                found[name] = [split(line) for line in lines.splitlines()]
+            found[name] = [split(line) for line in lines.splitlines()]
+    for path in (ROOT / "docs" / "results" / "rows").glob("*.csv"):
+        found[path.stem.replace("-", " ")] = [*csv.reader(path.read_text().splitlines())]
     return {
         name: [row for row in rows if set("".join(row)) - {*"-:"}] for name, rows in found.items()
     }

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables and figures of docs/results/denoising.md."""
+"""Tables and figures of docs/results/fields.md."""
 
 from itertools import combinations
 from math import nan

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables and figures of docs/results/links.md."""
+"""Tables and figures of docs/results/fields.md."""
 
 from pathlib import Path
 

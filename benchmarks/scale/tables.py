@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables and figures of speed.md, estimators.md and posteriors.md in docs/results."""
+"""Tables and figures of speed.md and posteriors.md in docs/results."""
 
 from functools import partial
 

@@ -29,8 +29,8 @@ def test_pages_hold_the_tables_of_the_stored_rows(capsys):
     assert {*(report.DOCS / "results" / "rows").glob("*")} == {*files}
     with pytest.raises(ValueError, match="0 pages have the markers <!-- other -->"):
         report.written(texts, tables | {"other": ""})
-    with pytest.raises(ValueError, match="no table is called strips"):
-        report.written(texts, {k: v for k, v in tables.items() if k != "strips"})
+    with pytest.raises(ValueError, match="no table is called devices"):
+        report.written(texts, {k: v for k, v in tables.items() if k != "devices"})
 
 
 def test_a_page_shows_an_excerpt_and_links_the_whole_table():
@@ -55,9 +55,10 @@ def test_a_page_shows_an_excerpt_and_links_the_whole_table():
     assert report.excerpt(twice, columns="a, a").split("\n")[2] == "| 1 | 3 |"
     bars = "| p(c \\| d) | m |\n| --- | --- |\n| 1 | 2 |"
     assert report.excerpt(bars, columns="m, p(c \\| d)").split("\n")[2] == "| 2 | 1 |"
-    assert [
-        *report.whole({page: "<!-- t | lines: none --> (rows/t.csv)"}, {"t": bars}).values()
-    ] == ["p(c | d),m\n1,2\n"]
+    for hidden in ("<!-- t | lines: none --> (rows/t.csv)", "no markers (rows/t.csv)"):
+        files = report.whole({page: hidden}, {"t": bars})
+        assert [*files.values()] == ["p(c | d),m\n1,2\n"]
+    assert report.written({page: "(rows/t.csv)"}, {"t": bars}) == {page: "(rows/t.csv)"}
 
 
 @pytest.mark.parametrize(
