@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables of docs/results/crowds.md."""
+"""The tables of docs/results/annotators.md."""
 
 import pandas as pd
 from pandas import DataFrame

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables of docs/results/hidden-fields.md and docs/results/annotators.md."""
+"""The tables of docs/results/fields.md and docs/results/annotators.md."""
 
 from collections.abc import Iterable
 from functools import partial

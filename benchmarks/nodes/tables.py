@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables and figures of nodes.md, pairs.md and heterophilous.md in docs/results."""
+"""Tables and figures of docs/results/classifiers.md."""
 
 from itertools import product
 

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables of docs/results/on-top.md and joint.md, from the rows of calibration.jsonl."""
+"""Tables of docs/results/classifiers.md, from the rows of calibration.jsonl."""
 
 from functools import partial
 from statistics import median

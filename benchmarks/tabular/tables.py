@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tables of docs/results/tabular.md, from the rows of tabular.jsonl."""
+"""Tables of docs/results/classifiers.md, from the rows of tabular.jsonl."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
