@@ -4,7 +4,7 @@
 """A network and an NMM: the pair of programs, and a fit to the labels of nodes."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyro
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import as_labels, as_set, check_integers
-from pyro_nmm.fitting import Steps, with_gradients, with_options
+from pyro_nmm.fitting import StepOptions, Steps, with_gradients, with_options
 from pyro_nmm.guides.chains import Chains
 from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward, unvalidated
@@ -97,6 +97,7 @@ def fit_nmm(
     num_particles: int = 4,
     weight_decay: float = 5e-4,
     options: Steps = Steps(num_steps=200, lr=0.01),
+    **fields: Unpack[StepOptions],
 ) -> tuple[NeighborMixture, list[float]]:
     r"""Fit an NMM by the bound on the joint likelihood of the training nodes :math:`\tau`, the
     paper's equation (5).

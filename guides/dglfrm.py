@@ -3,7 +3,7 @@
 
 """Guides of the latent feature model of links, with and without an NMM, and their fit."""
 
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import pyro
 import torch
@@ -22,7 +22,7 @@ from pyro_nmm.arguments import (
     expect,
 )
 from pyro_nmm.distributions.memberships import relaxed_logits
-from pyro_nmm.fitting import Steps, with_gradients, with_options
+from pyro_nmm.fitting import StepOptions, Steps, with_gradients, with_options
 from pyro_nmm.guides.shared_forward import evaluation
 from pyro_nmm.model_arguments import check_hood
 from pyro_nmm.models.dglfrm import DGLFRM, StickShares, inner, observed_edges, stick_logits
@@ -220,6 +220,7 @@ def fit_links(
     held_out: Tensor | None = None,
     *,
     options: Steps = Steps(num_steps=500, lr=0.01),
+    **fields: Unpack[StepOptions],
 ) -> list[float]:
     r"""Fit a latent feature model and its guide to training edges, as Mehta, Carin and Rai (2019).
 

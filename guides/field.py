@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Unpack
 
 import pyro
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import check_integers
-from pyro_nmm.fitting import Steps, ordinary, with_gradients, with_options
+from pyro_nmm.fitting import StepOptions, Steps, ordinary, with_gradients, with_options
 from pyro_nmm.guides.best_state import BestState
 from pyro_nmm.guides.shared_forward import SharedForward, as_order, evaluation, unvalidated
 from pyro_nmm.model_arguments import check_hood
@@ -107,6 +107,7 @@ def fit_mixture(
     order: Tensor | None = None,
     num_samples: int = 4,
     options: Steps = Steps(),
+    **fields: Unpack[StepOptions],
 ) -> tuple[NeighborMixture, list[float]]:
     r"""Fit an NMM to a Markov random field: Pyro's ``TraceGraph_ELBO`` on a
     :class:`~pyro_nmm.guides.FieldGuide`. Pyro's parameter store is left as it was. The learning

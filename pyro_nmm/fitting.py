@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -67,23 +67,29 @@ def ordinary(value: Any) -> Any:
     return value
 
 
-def with_options(fit: Callable[..., R]) -> Callable[..., R]:
-    """A fit that takes the fields of its last argument, a frozen data class, as keywords."""
-    *arguments, last = inspect.signature(fit).parameters.values()
+def with_options(fit: Callable[P, R]) -> Callable[P, R]:
+    """A fit whose ``options``, a frozen data class, take the fields that are given as keywords. Its
+    last two arguments are ``options`` and the keywords, whose types a ``TypedDict`` states.
+    """
+    *arguments, last, _ = inspect.signature(fit).parameters.values()
     options = {}
     for field in fields(last.default):
         default = getattr(last.default, field.name)
         options[field.name] = last.replace(name=field.name, default=default, annotation=field.type)
+    shown = inspect.Signature([*arguments, *options.values()])
 
     @functools.wraps(fit)
-    def run(*args: Any, **keywords: Any) -> R:
-        changes = {name: keywords.pop(name) for name in options if name in keywords}
+    def run(*args: P.args, **keywords: P.kwargs) -> R:
+        for name in keywords.keys() - shown.parameters.keys() - {last.name}:
+            known = ", ".join(shown.parameters)
+            raise TypeError(f"{fit.__name__} takes no argument {name!r}: it takes {known}")
+        changes: Any = {name: keywords.pop(name) for name in options if name in keywords}
         if changes:
-            keywords[last.name] = replace(keywords.get(last.name, last.default), **changes)
+            given: Any = keywords.get(last.name, last.default)
+            keywords[last.name] = replace(given, **changes)
         return fit(*args, **keywords)
 
-    signature = inspect.Signature([*arguments, *options.values()])
-    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__signature__ = shown  # type: ignore[attr-defined]
     return run
 
 
@@ -106,6 +112,16 @@ def minimise(loss: Callable[[], Tensor], parameters: Iterable[Tensor], max_steps
 
     with torch.enable_grad():
         optimizer.step(closure)
+
+
+class StepOptions(TypedDict, total=False):
+    """Types of the fields of :class:`Steps`, as keywords of a fit."""
+
+    num_steps: int
+    lr: float
+    checkpoint: Path | None
+    save_every: int
+    progress: Callable[[range], Iterable[int]]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -21,6 +21,16 @@ from pyro_nmm.models.hidden.field import FieldPrior, HiddenField, allowed_labels
 from pyro_nmm.ops.entries import Draw, Entries, evidence_entries
 from pyro_nmm.ops.sampling import draw_entries
 from pyro_nmm.ops.sweeps import SweepRecord, Sweeps, left_out, sweeps
+
+
+class FieldOptions(TypedDict, total=False):
+    """Types of the fields of :class:`FieldRun`, as keywords of :func:`fit_field`."""
+
+    num_starts: int
+    num_steps: int
+    num_chains: int
+    num_draws: int
+    progress: Callable[[range], Iterable[int]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,7 @@ class FieldRun:
 def fit_field(
     emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None,
     known: Tensor | None = None, *, options: FieldRun = FieldRun(),
+    **fields: Unpack[FieldOptions],
 ) -> HiddenField:  # fmt: skip
     r"""Fit a field of latent labels, with all parameters, to observations.
 
