@@ -20,6 +20,7 @@ from pyro_nmm.guides.ordered import ordered_guide
 from pyro_nmm.guides.shared_forward import SharedForward, unvalidated
 from pyro_nmm.models.networks import Parameters
 from pyro_nmm.models.nmm import nmm
+from pyro_nmm.ops.score_costs import Estimator
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -57,7 +58,7 @@ class AmortizedNMM(SharedForward):
         network: nn.Module,
         *,
         collapsed: bool = True,
-        estimator: str | Chains = "reward_to_go",
+        estimator: Estimator | Chains = "reward_to_go",
         name: str = "nmm",
     ) -> None:
         super().__init__(hood, network, name)
@@ -93,7 +94,7 @@ def fit_nmm(
     data: "Data",
     hood: Neighborhood,
     *,
-    estimator: str | Chains = "reward_to_go",
+    estimator: Estimator | Chains = "reward_to_go",
     num_particles: int = 4,
     weight_decay: float = 5e-4,
     options: Steps = Steps(num_steps=200, lr=0.01),

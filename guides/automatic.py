@@ -32,6 +32,7 @@ from pyro_nmm.guides.hidden_sites import check_hidden, is_enumerated, through_bl
 from pyro_nmm.guides.ordered import check_estimator, evidence_guide, ordered_guide
 from pyro_nmm.guides.program import Field, Run, check_tracked, fields_of
 from pyro_nmm.models.plates import COPIES, AgreedSubsamples, beside, check_site
+from pyro_nmm.ops.score_costs import Estimator
 
 #: The most continuous numbers whose correlations the default guide learns. With half and with twice
 #: of it, intervals on 2,000 nodes hold the truth as often as without correlations, or more often.
@@ -115,7 +116,7 @@ class AutoNMM(AutoGuide):
         model: Callable,
         guide: Callable[[Callable], AutoGuide] | None = None,
         *,
-        estimator: str | Chains | None = None,
+        estimator: Estimator | Chains | None = None,
         create_plates: Callable | None = None,
     ) -> None:
         if isinstance(guide, AutoGuide):
@@ -209,7 +210,7 @@ class AutoNMM(AutoGuide):
         return values
 
     @contextmanager
-    def new_chains(self, estimator: str | Chains) -> Iterator[None]:
+    def new_chains(self, estimator: Estimator | Chains) -> Iterator[None]:
         """New chains of an estimator beside those of the fit, which stay as they were."""
         kept = self.chains, self.estimator, self._data, self._rows
         del self.estimator  # no name can take the place of a module

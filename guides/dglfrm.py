@@ -14,13 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_nmm import MembershipMixture, Neighborhood
-from pyro_nmm.arguments import (
-    as_tensor,
-    check_finite,
-    check_integers,
-    check_range,
-    expect,
-)
+from pyro_nmm.arguments import Array, as_tensor, check_finite, check_integers, check_range, expect
 from pyro_nmm.distributions.memberships import relaxed_logits
 from pyro_nmm.fitting import StepOptions, Steps, with_gradients, with_options
 from pyro_nmm.guides.shared_forward import evaluation
@@ -81,7 +75,7 @@ class DGLFRMGuide(nn.Module):
         hidden: tuple[int, int] = (32, 16),
         dropout: float = 0.5,
         gamma: float = 0.0,
-        estimator: str = "local",
+        estimator: Literal["local", "linear"] = "local",
     ) -> None:
         super().__init__()
         if estimator not in ("local", "linear"):
@@ -114,7 +108,7 @@ class DGLFRMGuide(nn.Module):
         odds = odds + stick_logits(v)
         family: Any = relaxed_logits(odds, 1.0).to_event(2)
         if self.hood is not None:
-            own = "linear" if self.estimator == "linear" else "detached"
+            own: Any = "linear" if self.estimator == "linear" else "detached"
             scores = self.hood, *vectors, self.encoder.omega.square(), self.encoder.gamma
             family = MembershipMixture(self.hood, odds, attention_scores(*scores), estimator=own)
         s = pyro.sample("s", family)
@@ -215,9 +209,9 @@ class _Encoder(nn.Module):
 @with_gradients
 def fit_links(
     pair: DGLFRMGuide,
-    edge_index: Tensor,
-    x: Tensor,
-    held_out: Tensor | None = None,
+    edge_index: Array,
+    x: Array,
+    held_out: Array | None = None,
     *,
     options: Steps = Steps(num_steps=500, lr=0.01),
     **fields: Unpack[StepOptions],

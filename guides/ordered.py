@@ -19,7 +19,7 @@ from pyro_nmm.distributions.parameters import Parameters
 from pyro_nmm.guides.chains import Chains, States
 from pyro_nmm.models.plates import OneEvent, check_plates
 from pyro_nmm.ops.counts import posterior_alpha
-from pyro_nmm.ops.score_costs import ScoreEstimator
+from pyro_nmm.ops.score_costs import Estimator, ScoreEstimator
 
 
 def ordered_guide(
@@ -31,7 +31,7 @@ def ordered_guide(
     *,
     relabel: Tensor | None = None,
     collapsed: bool = False,
-    estimator: str | Chains = "reward_to_go",
+    estimator: Estimator | Chains = "reward_to_go",
 ) -> None:
     r"""The parameter-free guide of :func:`~pyro_nmm.models.nmm`: choices node after node from
     :math:`q(c \mid y)`, then ``z`` from its conjugate posterior.
@@ -86,7 +86,7 @@ def evidence_guide(
     observed: Tensor | None = None,
     *,
     collapsed: bool = False,
-    estimator: str | Chains = "reward_to_go",
+    estimator: Estimator | Chains = "reward_to_go",
 ) -> Tensor:
     r"""The parameter-free guide of :func:`~pyro_nmm.models.nmm` whose labels are latent: choices
     and labels node after node given the evidence, then ``z`` from its conjugate posterior.
@@ -134,7 +134,7 @@ def check_estimator(estimator: Any) -> None:
         as_member(ScoreEstimator, estimator=estimator)
 
 
-def _split(estimator: str | Chains) -> tuple[str, Chains | None]:
+def _split(estimator: Estimator | Chains) -> tuple[Estimator, Chains | None]:
     """The estimator of a conditional, and chains in its place."""
     check_estimator(estimator)
     return ("no_score", estimator) if isinstance(estimator, Chains) else (estimator, None)
@@ -146,7 +146,7 @@ def _latent_sites(
     logits: Tensor,
     evidence: Tensor,
     observed: Tensor | None,
-    estimator: str | Chains,
+    estimator: Estimator | Chains,
     collapsed: bool,
     site: str,
 ) -> Tensor:

@@ -232,7 +232,12 @@ class InnerProductGraph(GraphDistribution):
     shown = "num_nodes", "weight"
 
     def __init__(
-        self, factors: Tensor, weight: float, held_out: Tensor | None = None, *, validate_args=None
+        self,
+        factors: Tensor,
+        weight: float,
+        held_out: Tensor | None = None,
+        *,
+        validate_args: bool | None = None,
     ) -> None:
         self.factors, self.weight, self.num_nodes = factors, weight, factors.shape[-2]
         none = torch.empty(2, 0, dtype=torch.long, device=factors.device)

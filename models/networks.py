@@ -5,7 +5,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyro
 import torch
@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import (
+    Array,
+    NodeSet,
     as_edge_index,
     as_labels,
     as_set,
@@ -100,7 +102,7 @@ class NMMNetwork(nn.Module):
 
     def __init__(
         self, labels: nn.Module, attention: nn.Module | None = None, *, num_classes: int,
-        link: str = "exp", floor: float = 1.0, gamma: float = 0.0,
+        link: Literal["softplus", "square", "exp"] = "exp", floor: float = 1.0, gamma: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         if link not in LINKS:
@@ -220,7 +222,7 @@ def _check_nodes(hood: Neighborhood) -> None:
         raise ValueError("hood has sources that are no nodes: give relabel for every edge instead")
 
 
-def compatibility(hood: Neighborhood, y: Tensor, observed: Tensor, num_classes: int) -> Tensor:
+def compatibility(hood: Neighborhood, y: Array, observed: NodeSet, num_classes: int) -> Tensor:
     r"""Frequency of label :math:`k` among neighbours of nodes with label :math:`u`, from the edges
     between observed nodes: the compatibility matrix of Zhu et al. (2021, "Graph Neural Networks
     with Heterophily", AAAI), as :class:`StackedNMM` takes it.

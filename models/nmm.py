@@ -3,7 +3,7 @@
 
 """The NMM as a Pyro program."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pyro
 import torch
@@ -24,7 +24,8 @@ from pyro_nmm.relabel import Channel
 def nmm(
     hood: Neighborhood, alpha: Tensor, logits: Tensor, y: Tensor | None = None,
     observed: Tensor | None = None, *, relabel: Tensor | Channel | None = None,
-    collapsed: bool = False, predict: bool = False, choices: str = "sampled",
+    collapsed: bool = False, predict: bool = False,
+    choices: Literal["sampled", "summed"] = "sampled",
 ) -> Tensor:  # fmt: skip
     r"""The Neighbor Mixture Model as a Pyro program, the paper's equation (1).
 

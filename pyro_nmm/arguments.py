@@ -4,7 +4,7 @@
 """What a tensor, a number or a set of nodes must be; errors name argument, value and cure."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from numbers import Integral, Real
@@ -19,6 +19,10 @@ from pyro_nmm.labels import check_same_order
 from pyro_nmm.provenance import untracked
 
 Member = TypeVar("Member", bound=StrEnum)
+#: Types of arguments that become tensors, and of sets of nodes, which are masks or node ids.
+Array = Tensor | np.ndarray
+NodeSet = Tensor | np.ndarray | Sequence[int]
+Device = torch.device | str | int | None
 
 #: A size, the name of a free size, a name with the least size, or "..." for batch dimensions.
 Dim = int | str | tuple[str, int]

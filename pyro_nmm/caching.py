@@ -6,17 +6,19 @@
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+R = TypeVar("R")
 
-def derived(function: Callable[[Any], Any]) -> functools.cached_property:
+
+def derived(function: Callable[[Any], R]) -> functools.cached_property[R]:
     """A ``cached_property`` computed with gradients and outside of inference mode."""
 
     @functools.wraps(function)
-    def compute(self):
+    def compute(self: Any) -> R:
         with torch.inference_mode(False), torch.enable_grad():
             return function(self)
 

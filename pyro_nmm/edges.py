@@ -6,13 +6,13 @@
 from collections import Counter
 from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_nmm.arguments import as_edge_index, as_edges, as_expected, expect_all
+from pyro_nmm.arguments import Array, as_edge_index, as_edges, as_expected, expect_all
 from pyro_nmm.model_arguments import check_all_rows
 from pyro_nmm.neighborhood import Neighborhood, edges_between
 
@@ -122,11 +122,11 @@ def _of_sparse(graph: Any) -> Tensor:
 
 def edge_values(
     hood: Neighborhood,
-    edge_index: Tensor,
-    values: Tensor,
+    edge_index: Array,
+    values: Array,
     *,
     fill_value: float | None = None,
-    reduce: str | None = None,
+    reduce: Literal["sum", "mean", "max", "min", "mul"] | None = None,
 ) -> Tensor:
     r"""Values of edges in the order of ``hood``, as ``logits`` must be: by row, then by source.
 

@@ -119,7 +119,7 @@ class StepOptions(TypedDict, total=False):
 
     num_steps: int
     lr: float
-    checkpoint: Path | None
+    checkpoint: str | Path | None
     save_every: int
     progress: Callable[[range], Iterable[int]]
 
@@ -141,7 +141,7 @@ class Steps:
 
     num_steps: int = 1000
     lr: float = 0.05
-    checkpoint: Path | None = None
+    checkpoint: str | Path | None = None
     save_every: int = 20
     progress: Callable[[range], Iterable[int]] = bar
 

@@ -10,6 +10,8 @@ from torch import Tensor, segment_reduce
 
 from pyro_nmm import compiled
 from pyro_nmm.arguments import (
+    Array,
+    Device,
     as_edge_index,
     as_expected,
     check_integers,
@@ -57,7 +59,7 @@ class Neighborhood:
 
     # Neighbourhoods are kept and shared: made inside of inference mode, they serve training too.
     @torch.inference_mode(False)
-    def __init__(self, edge_index: Tensor, num_nodes: int, num_sources: int | None = None) -> None:
+    def __init__(self, edge_index: Array, num_nodes: int, num_sources: int | None = None) -> None:
         from torch_geometric.utils import coalesce, cumsum
 
         edges = as_edge_index(edge_index, num_nodes, num_sources)
@@ -76,7 +78,15 @@ class Neighborhood:
             )
         self._fill(num_nodes, nodes, cumsum(degree), source, None, num_sources)
 
-    def _fill(self, num_nodes, nodes, ptr, source, edge, num_sources) -> "Neighborhood":
+    def _fill(
+        self,
+        num_nodes: int,
+        nodes: Tensor,
+        ptr: Tensor,
+        source: Tensor,
+        edge: Tensor | None,
+        num_sources: int | None,
+    ) -> "Neighborhood":
         self.num_nodes, self.nodes, self.ptr, self.source = num_nodes, nodes, ptr, source
         self._own_sources = num_sources
         self.num_rows, self.num_edges = len(nodes), len(source)
@@ -96,13 +106,23 @@ class Neighborhood:
 
     @classmethod
     @torch.inference_mode(False)
-    def of_rows(cls, num_nodes, nodes, ptr, source, edge=None, num_sources=None) -> "Neighborhood":
+    def of_rows(
+        cls,
+        num_nodes: int,
+        nodes: Tensor,
+        ptr: Tensor,
+        source: Tensor,
+        edge: Tensor | None = None,
+        num_sources: int | None = None,
+    ) -> "Neighborhood":
         """From its attributes, unchecked: rows must hold their sources in ascending order."""
         return cls.__new__(cls)._fill(num_nodes, nodes, ptr, source, edge, num_sources)
 
     @classmethod
     @torch.inference_mode(False)
-    def grid(cls, height: int, width: int, radius: int = 1, device=None) -> "Neighborhood":
+    def grid(
+        cls, height: int, width: int, radius: int = 1, device: Device = None
+    ) -> "Neighborhood":
         r"""Pixels of a ``height x width`` image in row-major order, each with the square window of
         side ``2 radius + 1`` around it, clipped at the border.
 

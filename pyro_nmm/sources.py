@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.arguments import (
+    Array,
+    Device,
     as_edge_index,
     as_expected,
     check_finite,
@@ -22,7 +24,7 @@ __all__ = ["grid", "hops", "points", "walks"]
 
 
 def grid(
-    height: int, width: int, stride: int, radius: int | None = None, device=None
+    height: int, width: int, stride: int, radius: int | None = None, device: Device = None
 ) -> Neighborhood:
     """Pixels of a ``height x width`` image, and sources on every ``stride``-th row and column of
     them, centred; both in row-major order. Cost: linear in the edges.
@@ -56,7 +58,7 @@ def _near(size: int, stride: int, radius: int, device) -> tuple[Tensor, Tensor, 
     return near, source, number
 
 
-def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborhood, Tensor]:
+def points(positions: Array, radius: float, spacing: float) -> tuple[Neighborhood, Tensor]:
     r"""Nodes at points in space, and sources on a square lattice, with the places ``(M, D)`` of
     these. Cost: :math:`O(N (2 \, \text{radius} / \text{spacing} + 1)^D)`.
 
@@ -86,7 +88,7 @@ def points(positions: Tensor, radius: float, spacing: float) -> tuple[Neighborho
 
 
 def hops(
-    edge_index: Tensor, num_nodes: int, radius: int = 2, spacing: int = 1
+    edge_index: Array, num_nodes: int, radius: int = 2, spacing: int = 1
 ) -> tuple[Neighborhood, Tensor]:
     r"""Nodes of any graph, and sources at some of them, with the hops ``(num_edges,)`` that each
     edge is long. The sources are a random maximal set of nodes more than ``spacing`` hops apart, by
@@ -148,7 +150,7 @@ def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
 
 
 def walks(
-    edge_index: Tensor, num_nodes: int, membership: Tensor, num_steps: int = 1
+    edge_index: Array, num_nodes: int, membership: Array, num_steps: int = 1
 ) -> tuple[Neighborhood, Tensor]:
     r"""The nodes of a graph, a source for each group of them, such as Louvain's communities, and a
     feature ``(num_edges,)`` of each edge:

@@ -4,7 +4,7 @@
 """Annotators who answer about latent labels: their emission, and its fit."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from pyro.distributions import DirichletMultinomial
@@ -13,14 +13,14 @@ from torch.distributions import Categorical, Dirichlet, constraints
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.arguments import as_expected, check_integers, expect_all
+from pyro_nmm.arguments import Array, as_expected, check_integers, expect_all
 from pyro_nmm.edges import edges_of
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import check_same_order, in_label_order
 from pyro_nmm.models.annotators.answers import Answers, read_answers
 from pyro_nmm.models.annotators.consensus import Consensus
 from pyro_nmm.models.annotators.pool import Walk, pool_of
-from pyro_nmm.models.hidden import FieldRun, Values, fit_field, mixture_em
+from pyro_nmm.models.hidden import FieldOptions, FieldRun, Values, fit_field, mixture_em
 from pyro_nmm.sources import hops
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class Annotators:
 
     @with_gradients
     def fit(
-        self, graph: "Neighborhood | Data | Tensor", answers: Any,
-        edge_attr: Tensor | None = None, *, pred_probs: Any = None, **options,
+        self, graph: "Neighborhood | Data | Array", answers: Any,
+        edge_attr: Array | None = None, *, pred_probs: Any = None, **options: Unpack[FieldOptions],
     ) -> Consensus:  # fmt: skip
         """Fit the model, and pool the answers about each node with its neighbours.
 

@@ -3,11 +3,11 @@
 
 """Hidden fields: latent labels on a graph, observed through emissions."""
 
-from pyro_nmm.models.hidden.em import FieldRun, fit_field, leave_one_out
+from pyro_nmm.models.hidden.em import FieldOptions, FieldRun, fit_field, leave_one_out
 from pyro_nmm.models.hidden.emissions import Emission, NormalEmission, Values, mixture_em
 from pyro_nmm.models.hidden.field import FieldPrior, HiddenField, allowed_labels, hidden_field
 
 __all__ = [
-    "Emission", "FieldPrior", "FieldRun", "HiddenField", "NormalEmission", "Values",
+    "Emission", "FieldOptions", "FieldPrior", "FieldRun", "HiddenField", "NormalEmission", "Values",
     "allowed_labels", "fit_field", "hidden_field", "leave_one_out", "mixture_em",
 ]  # fmt: skip

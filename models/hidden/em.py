@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_all, expect_device
+from pyro_nmm.arguments import Array, as_tensor, check_integers, expect, expect_all, expect_device
 from pyro_nmm.fitting import Steps, bar, with_gradients, with_options
 from pyro_nmm.model_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
@@ -59,8 +59,8 @@ class FieldRun:
 @with_options
 @with_gradients
 def fit_field(
-    emission: Emission, hood: Neighborhood, data: Any, edge_attr: Tensor | None = None,
-    known: Tensor | None = None, *, options: FieldRun = FieldRun(),
+    emission: Emission, hood: Neighborhood, data: Any, edge_attr: Array | None = None,
+    known: Array | None = None, *, options: FieldRun = FieldRun(),
     **fields: Unpack[FieldOptions],
 ) -> HiddenField:  # fmt: skip
     r"""Fit a field of latent labels, with all parameters, to observations.
@@ -141,7 +141,7 @@ def leave_one_out(field: HiddenField, data: Any) -> Tensor:
     return math.log(len(predictions)) - (-predictions).logsumexp(0)
 
 
-def as_edge_attr(hood: Neighborhood, edge_attr: Tensor | None) -> Tensor | None:
+def as_edge_attr(hood: Neighborhood, edge_attr: Array | None) -> Tensor | None:
     """``(num_edges, F)`` features, also from ``(num_edges,)``, such as hops or distances."""
     if edge_attr is None:
         return None

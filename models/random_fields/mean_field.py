@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_expected, check_integers, expect_all
+from pyro_nmm.arguments import Array, as_expected, check_integers, expect_all
 from pyro_nmm.model_arguments import check_hood
 from pyro_nmm.models.networks import near_marginals
 from pyro_nmm.models.random_fields.marginal_field import MarginalField, RandomField
@@ -26,7 +26,7 @@ class MeanField(NamedTuple):
 @torch.no_grad()
 def mean_field(
     field: RandomField,
-    starts: Tensor | None = None,
+    starts: Array | None = None,
     *,
     num_random: int = 4,
     num_rises: int = 100,

@@ -17,6 +17,8 @@ from torch import Size, Tensor
 
 from pyro_nmm import NeighborMixture
 from pyro_nmm.arguments import (
+    Array,
+    Device,
     as_expected,
     as_shape,
     as_tensor,
@@ -150,7 +152,7 @@ class PairwiseMRF(GraphDistribution):
         return strength[..., None, None] * self.interaction
 
 
-def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF:
+def ising(edges: Array, coupling: Array | float, field: Array) -> PairwiseMRF:
     r"""The Ising model of spins :math:`x_i = 2 y_i - 1 \in \{-1, 1\}`.
 
     .. math::
@@ -170,7 +172,7 @@ def ising(edges: Tensor, coupling: Tensor | float, field: Tensor) -> PairwiseMRF
     return _coupled(edges, coupling, unary, field.new_tensor(SPINS))
 
 
-def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF:
+def potts(edges: Array, coupling: Array | float, unary: Array) -> PairwiseMRF:
     r"""The Potts model, of unary terms ``(..., N, C)``; other parameters as for :func:`ising`.
 
     .. math::
@@ -186,7 +188,7 @@ def potts(edges: Tensor, coupling: Tensor | float, unary: Tensor) -> PairwiseMRF
     return _coupled(edges, coupling, unary, interaction)
 
 
-def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) -> PairwiseMRF:
+def ising_posterior(image: Array, coupling: float = 1.0, sigma: float = 2.0) -> PairwiseMRF:
     r"""The posterior of a binary image given a noisy one :math:`v`, ``(H, W)``, of an Ising prior
     and Gaussian noise (Murphy 2012, "Machine Learning: A Probabilistic Perspective", 21.3.2),
 
@@ -205,7 +207,7 @@ def ising_posterior(image: Tensor, coupling: float = 1.0, sigma: float = 2.0) ->
     return _coupled(edges, coupling, unary, image.new_tensor(SPINS))
 
 
-def grid_edges(height: int, width: int, device=None) -> Tensor:
+def grid_edges(height: int, width: int, device: Device = None) -> Tensor:
     """``(2, P)``: pairs of pixels side by side, then one above the other, in row-major order.
 
     >>> grid_edges(2, 2)
@@ -219,7 +221,7 @@ def grid_edges(height: int, width: int, device=None) -> Tensor:
     return torch.cat([across, down], 1)
 
 
-def coarse_to_fine(height: int, width: int, device=None) -> Tensor:
+def coarse_to_fine(height: int, width: int, device: Device = None) -> Tensor:
     """``(N,)``: an order of a grid's pixels. Every other pixel of every other row comes first, then
     the pixels in the middle of four of these, then the rest.
 
@@ -229,7 +231,7 @@ def coarse_to_fine(height: int, width: int, device=None) -> Tensor:
     return torch.argsort(coarseness(height, width, device), stable=True)
 
 
-def coarseness(height: int, width: int, device=None) -> Tensor:
+def coarseness(height: int, width: int, device: Device = None) -> Tensor:
     """``(N,)``: the group of every pixel, 0, 1 or 2, in :func:`coarse_to_fine`."""
     check_integers(1, height=height, width=width)
     pixel = torch.arange(height * width, device=device)
@@ -239,7 +241,7 @@ def coarseness(height: int, width: int, device=None) -> Tensor:
 
 @torch.no_grad()
 def annealed_log_normalizer(
-    field: PairwiseMRF, start: Tensor | None = None, num_steps: int = 1000, num_chains: int = 16
+    field: PairwiseMRF, start: Array | None = None, num_steps: int = 1000, num_chains: int = 16
 ) -> tuple[Tensor, Tensor]:
     r"""An estimate of :math:`\log Z` of a Markov random field of any width, and its standard error,
     in nats: annealed importance sampling (Neal 2001, Statistics and Computing).
@@ -332,7 +334,7 @@ def check_mixture(mixture: NeighborMixture, unary: Tensor) -> None:
 
 
 def _coupled(
-    edges: Tensor, coupling: Tensor | float, unary: Tensor, interaction: Tensor
+    edges: Array, coupling: Array | float, unary: Tensor, interaction: Tensor
 ) -> PairwiseMRF:
     edges = as_tensor("edges", edges, unary.device)
     as_tensor("coupling", coupling)  # refuses what holds no numbers

@@ -13,7 +13,7 @@ from torch.distributions import Normal
 from torch.nn import functional as F
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
-from pyro_nmm.arguments import as_labels, as_set
+from pyro_nmm.arguments import Array, NodeSet, as_labels, as_set
 from pyro_nmm.blocks import row_blocks
 from pyro_nmm.fitting import Steps, minimise, with_gradients
 from pyro_nmm.models.stacked.formula import Formula
@@ -38,7 +38,7 @@ NUM_DRAWS = 16
 
 
 @with_gradients
-def temperature_scaling(scores: Tensor, y: Tensor, held_out: Tensor) -> float:
+def temperature_scaling(scores: Array, y: Array, held_out: NodeSet) -> float:
     r"""Temperature :math:`t` of :math:`\mathrm{softmax}(\text{scores} / t)` that maximises the
     likelihood of the held-out labels (Guo et al. 2017, "On Calibration of Modern Neural Networks",
     ICML): the baseline that :class:`~pyro_nmm.models.StackedNMM` contains.

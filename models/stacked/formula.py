@@ -13,7 +13,7 @@ from torch.distributions import Normal
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import check_each_call, check_integers, expect
+from pyro_nmm.arguments import Array, NodeSet, check_each_call, check_integers, expect
 from pyro_nmm.model_arguments import check_all_rows
 from pyro_nmm.models.networks import attention_scores
 from pyro_nmm.models.stacked.table import GraphScores
@@ -163,7 +163,7 @@ class PooledScores(nn.Module):
     def extra_repr(self) -> str:
         return f"{readable(self)}, temperature={self.temperature.item():.4g}"
 
-    def terms(self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor) -> Tensor:
+    def terms(self, hood: Neighborhood, scores: Array, y: Array, known: NodeSet) -> Tensor:
         r"""``(4, N, C)``: :math:`\log p`, :math:`m`, :math:`\ell` and :math:`(A - .75) \log p`, of
         arguments as for :meth:`StackedNMM.forward`. Cost: :math:`O(E C)`, 21 times.
         """

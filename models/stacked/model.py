@@ -5,14 +5,22 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_expected, as_tensor, check_integers, expect, expect_all
+from pyro_nmm.arguments import (
+    Array,
+    NodeSet,
+    as_expected,
+    as_tensor,
+    check_integers,
+    expect,
+    expect_all,
+)
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.fitting import Steps, with_gradients
@@ -174,8 +182,8 @@ class StackedNMM(nn.Module):
         return data
 
     def forward(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
-        known: Tensor | None = None,
+        self, hood: Neighborhood, scores: Array, y: Array | None = None,
+        known: NodeSet | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``, at least in single precision; with
         a compatibility matrix ``relabel``, ``(num_edges, C, C)``, too. All methods take tensors or
@@ -192,8 +200,8 @@ class StackedNMM(nn.Module):
 
     @with_gradients
     def fit(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor | None = None,
-        held_out: Tensor | None = None, *, folds: Tensor | None = None, num_steps: int = 150,
+        self, hood: Neighborhood, scores: Array, y: Array, train: NodeSet | None = None,
+        held_out: NodeSet | None = None, *, folds: Array | None = None, num_steps: int = 150,
         progress: Callable[[range], Iterable[int]] = iter,
     ) -> "StackedNMM":  # fmt: skip
         r"""Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that
@@ -228,7 +236,7 @@ class StackedNMM(nn.Module):
 
     @with_gradients
     def update(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor, train: Tensor, new: Tensor, *,
+        self, hood: Neighborhood, scores: Array, y: Array, train: NodeSet, new: NodeSet, *,
         num_steps: int = 60,
     ) -> "StackedNMM":  # fmt: skip
         """Refit the parameters, from their present values, to all labels known by now. Each of five
@@ -283,8 +291,8 @@ class StackedNMM(nn.Module):
         return self
 
     def mixture(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor | None = None,
-        known: Tensor | None = None,
+        self, hood: Neighborhood, scores: Array, y: Array | None = None,
+        known: NodeSet | None = None,
     ) -> NeighborMixture:  # fmt: skip
         """The fitted distribution of all labels, with a pool given the known ones: a known node
         keeps its label, which it takes from a source of its own. Arguments as for :meth:`forward`.
@@ -297,11 +305,22 @@ class StackedNMM(nn.Module):
         inputs = formula.inputs(data)
         return next(formula.mixtures(data, inputs, [formula(hood, inputs)]))
 
+    @overload
+    def posterior(  # type: ignore[overload-overlap]
+        self, hood: Neighborhood, scores: Array, y: Array, known: NodeSet, *,
+        new: NodeSet | None = None, num_draws: Literal[0], stages: Array | None = None,
+    ) -> Posterior: ...  # fmt: skip
+
+    @overload
+    def posterior(
+        self, hood: Neighborhood, scores: Array, y: Array, known: NodeSet, *,
+        new: NodeSet | None = None, num_draws: int = NUM_DRAWS, stages: Array | None = None,
+    ) -> AveragedPosterior: ...  # fmt: skip
+
     @torch.no_grad()
     def posterior(
-        self, hood: Neighborhood, scores: Tensor, y: Tensor, known: Tensor, *,
-        new: Tensor | None = None, num_draws: int = NUM_DRAWS,
-        stages: Tensor | None = None,
+        self, hood: Neighborhood, scores: Array, y: Array, known: NodeSet, *,
+        new: NodeSet | None = None, num_draws: int = NUM_DRAWS, stages: Array | None = None,
     ) -> Posterior:  # fmt: skip
         """The distribution of all labels given the known ones, averaged over draws of the
         parameters around the fit: a few hundred held-out labels leave them uncertain, and intervals
@@ -334,7 +353,7 @@ class StackedNMM(nn.Module):
             block = as_expected("stages", stages, size, kind="labels", like=hood).long()
             expect_all("stages", block, block >= 0, "hold blocks 0, 1, ...")
             members = [StagedPosterior(formula, data, block) for formula in formulas]
-        return AveragedPosterior(members) if len(members) > 1 else members[0]
+        return AveragedPosterior(members) if num_draws else members[0]
 
     def _formulas(self, num_draws: int = 0) -> list[Formula]:
         """Of draws of the parameters; of the fitted ones, if there are no draws."""

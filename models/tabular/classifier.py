@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.utils import from_scipy_sparse_matrix, homophily, subgraph, to_undirected
 
-from pyro_nmm import Neighborhood, Posterior
+from pyro_nmm import AveragedPosterior, Neighborhood
 from pyro_nmm.datasets import seeded
 from pyro_nmm.edges import edges_of
 from pyro_nmm.fitting import minimise, with_gradients
@@ -161,7 +161,7 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return self.stacked_.posterior(wider, *given, num_draws=0).marginals()[size:].numpy()
 
     @property
-    def posterior_(self) -> Posterior:
+    def posterior_(self) -> AveragedPosterior:
         """The joint distribution of the rows' labels. It is made anew, from a few passes."""
         check_is_fitted(self, "stacked_")
         return self.stacked_.posterior(self.hood_, *self._fitted)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.arguments import as_shape
-from pyro_nmm.distributions.posterior import Posterior
+from pyro_nmm.distributions.posterior import Method, Posterior
 from pyro_nmm.model_arguments import as_nodes
 from pyro_nmm.neighborhood import Neighborhood
 
@@ -63,9 +63,11 @@ class AveragedPosterior(Posterior):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_members={len(self.members)}, {self.members[0]})"
 
-    def condition(self, *args, **options) -> "AveragedPosterior":
+    def condition(
+        self, y: Tensor, observed: Tensor | None = None, num_samples: int | None = None
+    ) -> "AveragedPosterior":
         """Every member given more labels: :meth:`Posterior.condition`, with its arguments."""
-        return AveragedPosterior([member.condition(*args, **options) for member in self.members])
+        return AveragedPosterior([p.condition(y, observed, num_samples) for p in self.members])
 
     def _marginals(self, rows: Neighborhood) -> Tensor:
         return _mean([member._marginals(rows) for member in self.members])
@@ -96,7 +98,7 @@ class AveragedPosterior(Posterior):
                 value[draws] = member.sample((len(draws),), nodes)
         return value.view(*shape, len(nodes))
 
-    def predict(self, nodes: Tensor | None = None, method: str = "marginal") -> Tensor:
+    def predict(self, nodes: Tensor | None = None, method: Method = "marginal") -> Tensor:
         """:meth:`Posterior.predict`, but ``"sequential"``, which continues one member alone."""
         if method == "sequential":
             cure = "take posterior.members[0], or ask for the fitted parameters, num_draws=0"

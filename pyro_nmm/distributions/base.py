@@ -28,7 +28,9 @@ class GraphDistribution(TorchDistribution):
     arg_constraints: dict = {}  # checked in the constructors, with messages that name the fix
     shown: tuple[str, ...] = ()  # attributes that repr states: sizes and settings
 
-    def __init__(self, batch_shape: Size, event_shape: Size, *, validate_args=None) -> None:
+    def __init__(
+        self, batch_shape: Size, event_shape: Size, *, validate_args: bool | None = None
+    ) -> None:
         if torch.jit.is_tracing():
             raise NotImplementedError(
                 f"{type(self).__name__} cannot be traced by torch.jit, because draws depend on the "

@@ -40,7 +40,7 @@ from pyro_nmm.ops.entries import (
     terms_of,
 )
 from pyro_nmm.ops.sampling import draw_entries, uniforms_of
-from pyro_nmm.ops.score_costs import ScoreEstimator, costs_to_go, others_mean
+from pyro_nmm.ops.score_costs import Estimator, ScoreEstimator, costs_to_go, others_mean
 from pyro_nmm.ops.two_blocks import TwoBlocks
 from pyro_nmm.provenance import untracked
 
@@ -58,9 +58,9 @@ class Conditional(GraphDistribution):
         data: Tensor,
         observed: Tensor | None,
         order: Tensor | None,
-        estimator: str,
+        estimator: Estimator,
         *,
-        validate_args=None,
+        validate_args: bool | None = None,
     ) -> None:
         self.hood, self.data, self.latent = parameters.hood, data, data.is_floating_point()
         self.alpha, self.logits = parameters.alpha, parameters.logits

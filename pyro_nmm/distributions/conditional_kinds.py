@@ -15,6 +15,7 @@ from pyro_nmm.distributions.posterior import Posterior
 from pyro_nmm.model_arguments import check_evidence, check_label_range, check_labels, check_possible
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops.entries import terms_of
+from pyro_nmm.ops.score_costs import Estimator
 from pyro_nmm.ops.sweeps import run_chains
 from pyro_nmm.provenance import posterior_values
 
@@ -80,9 +81,9 @@ class OrderedConditional(Conditional):
         y: Tensor,
         observed: Tensor | None = None,
         order: Tensor | None = None,
-        estimator: str = "reward_to_go",
+        estimator: Estimator = "reward_to_go",
         *,
-        validate_args=None,
+        validate_args: bool | None = None,
     ) -> None:
         parameters = Parameters.of(hood, alpha, logits)
         y = check_labels(hood, y, hood.num_nodes)
@@ -138,10 +139,10 @@ class EvidenceConditional(Conditional):
         evidence: Tensor,
         observed: Tensor | None = None,
         order: Tensor | None = None,
-        estimator: str = "reward_to_go",
+        estimator: Estimator = "reward_to_go",
         *,
         relabels: bool = False,
-        validate_args=None,
+        validate_args: bool | None = None,
     ) -> None:
         parameters, self.relabels = Parameters.of(hood, alpha, logits), relabels
         data = check_evidence(hood, parameters.alpha, evidence)

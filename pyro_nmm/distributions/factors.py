@@ -63,7 +63,9 @@ class NeighborChoice(GraphDistribution):
 
     shown = ("hood",)
 
-    def __init__(self, hood: Neighborhood, logits: Tensor, *, validate_args=None) -> None:
+    def __init__(
+        self, hood: Neighborhood, logits: Tensor, *, validate_args: bool | None = None
+    ) -> None:
         self.hood, self.logits = hood, (logits := check_logits(hood, logits))
         super().__init__(logits.shape[:-1], Size([hood.num_rows]), validate_args=validate_args)
         if self._validate_args:
@@ -131,7 +133,9 @@ class ChosenLabels(GraphDistribution):
 
     shown = "num_labels", "num_sources", "num_classes"
 
-    def __init__(self, alpha: Tensor, choices: Tensor, *, validate_args=None) -> None:
+    def __init__(
+        self, alpha: Tensor, choices: Tensor, *, validate_args: bool | None = None
+    ) -> None:
         alpha = in_single(expect("alpha", alpha, ("...", "N", "C"), kind="float"))
         expect("choices", untracked(choices)[0][0], ("...", "n"), kind="ids")
         if alpha.shape[-1] < 2:

@@ -23,7 +23,9 @@ class LabelCounts(TorchDistribution):
     arg_constraints: dict = {}
     support = constraints.independent(constraints.nonnegative_integer, 1)
 
-    def __init__(self, total_count: Tensor, probs: Tensor, *, validate_args=None) -> None:
+    def __init__(
+        self, total_count: Tensor, probs: Tensor, *, validate_args: bool | None = None
+    ) -> None:
         batch = torch.broadcast_shapes(total_count.shape, probs.shape[:-1])
         self.total_count, self.probs = total_count.double().expand(batch), probs
         super().__init__(batch, probs.shape[-1:], validate_args=validate_args)

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from pyro.distributions import Independent, Logistic
@@ -83,9 +84,9 @@ class MembershipMixture(GraphDistribution):
         log_odds: Tensor,
         logits: Tensor,
         temperature: float = 1.0,
-        estimator: str = "linear",
+        estimator: Literal["linear", "detached"] = "linear",
         *,
-        validate_args=None,
+        validate_args: bool | None = None,
     ) -> None:
         check_hood(hood)
         logits = check_logits(hood, logits)

@@ -80,7 +80,7 @@ class NeighborMixture(GraphDistribution):
         logits: Tensor,
         relabel: Tensor | Channel | None = None,
         *,
-        validate_args=None,
+        validate_args: bool | None = None,
     ) -> None:
         self.parameters = parameters = Parameters.of(hood, alpha, logits, relabel)
         self.hood, self.alpha, self.logits = hood, parameters.alpha, parameters.logits

@@ -5,13 +5,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from pyro.ops.provenance import track_provenance
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pyro_nmm.arguments import as_set, as_shape, as_tensor, check_integers, check_mask
+from pyro_nmm.arguments import NodeSet, as_set, as_shape, as_tensor, check_integers, check_mask
 from pyro_nmm.blocks import blocks
 from pyro_nmm.distributions.components import Components, of_components
 from pyro_nmm.model_arguments import (
@@ -27,6 +28,9 @@ from pyro_nmm.ops.marginals import PairRows, node_marginals, spread
 from pyro_nmm.ops.sampling import draw_from_urns, pick
 from pyro_nmm.ops.sweeps import SweepRecord
 from pyro_nmm.provenance import posterior_values, untracked
+
+#: Rules of :meth:`Posterior.predict`.
+Method = Literal["marginal", "joint", "sequential"]
 
 
 class Posterior:
@@ -250,7 +254,7 @@ class Posterior:
             parts.append(log_prob.expand_as(agrees).masked_fill(~agrees, -torch.inf).logsumexp(0))
         return torch.stack(parts).logsumexp(0).view(labels.shape[:-1])
 
-    def predict(self, nodes: Tensor | None = None, method: str = "marginal") -> Tensor:
+    def predict(self, nodes: Tensor | None = None, method: Method = "marginal") -> Tensor:
         r"""``(K,)``: predicted labels of distinct nodes ``(K,)``, default all; observed ones stay.
 
         * ``"marginal"``: the mode of each node's own marginal.
@@ -280,7 +284,7 @@ class Posterior:
         return labels[nodes]
 
     @torch.no_grad()
-    def counts(self, sets: Sequence[Tensor], label: int, num_samples: int = 1000) -> Tensor:
+    def counts(self, sets: Sequence[NodeSet], label: int, num_samples: int = 1000) -> Tensor:
         """``(num_samples, S)``: draws of how many nodes have a label, in sets of ids or masks."""
         check_integers(0, label=label)
         check_integers(1, num_samples=num_samples)

@@ -101,7 +101,9 @@ def log_marginals(
     return torch.stack(columns_log_prob, 1).view(shape)
 
 
-def enumerate_labels(num_nodes: int, num_classes: int, device=None) -> Tensor:
+def enumerate_labels(
+    num_nodes: int, num_classes: int, device: torch.device | None = None
+) -> Tensor:
     """``(C ** num_nodes, num_nodes)``: all labellings, last node fastest."""
     label = torch.arange(num_classes, device=device)
     if not num_nodes:

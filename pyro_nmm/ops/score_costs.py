@@ -22,6 +22,7 @@ Reinforcement Learning", Machine Learning 8, https://doi.org/10.1007/BF00992696.
 
 from enum import StrEnum
 from math import prod
+from typing import Literal
 
 from torch import Tensor
 
@@ -34,6 +35,10 @@ class ScoreEstimator(StrEnum):
     REWARD_TO_GO = "reward_to_go"  #: unbiased
     NO_SCORE = "no_score"  #: without the score, as in EM
     REINFORCE = "reinforce"  #: textbook REINFORCE
+
+
+#: Values of :class:`ScoreEstimator`, for type checkers.
+Estimator = Literal["reward_to_go", "no_score", "reinforce"]
 
 
 def costs_to_go(component: Tensor, costs: Tensor) -> Tensor:
