@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 
-class AmortizedNMM(SharedForward):
+class AmortizedNMM(SharedForward[NeighborMixture]):
     r"""A network :math:`(\alpha, \text{logits}) = f_\theta(X)` and an NMM as one pair of model and
     guide for Pyro's SVI, with the sites of :func:`~pyro_nmm.models.nmm`. The network runs once a
     step with vectorized particles, so both programs see the same dropout mask.
@@ -61,14 +61,14 @@ class AmortizedNMM(SharedForward):
         estimator: Estimator | Chains = "reward_to_go",
         name: str = "nmm",
     ) -> None:
-        super().__init__(hood, network, name)
+        super().__init__(hood, network, name, NeighborMixture)
         self.collapsed, self.estimator = collapsed, estimator
 
-    def forward(self, *inputs) -> tuple:
+    def forward(self, *inputs: Any) -> tuple:
         """The network's output: ``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
         return self.run(inputs)
 
-    def guide(self, *inputs, y: Tensor, observed: Tensor | None = None) -> None:
+    def guide(self, *inputs: Any, y: Tensor, observed: Tensor | None = None) -> None:
         """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
         alpha, logits, relabel = Parameters(*self.give(inputs))
         options: Any = {"relabel": relabel, "collapsed": self.collapsed}
@@ -76,7 +76,7 @@ class AmortizedNMM(SharedForward):
 
     def model(
         self,
-        *inputs,
+        *inputs: Any,
         y: Tensor | None = None,
         observed: Tensor | None = None,
         predict: bool = False,

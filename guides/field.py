@@ -30,7 +30,7 @@ from pyro_nmm.models.random_fields import (
 )
 
 
-class FieldGuide(SharedForward):
+class FieldGuide(SharedForward[NeighborMixture]):
     r"""The NMM as a variational family for a Markov random field: the bound of
     :class:`MixtureGuide` with far less noise, because the energy and most of the entropy are
     averaged in closed form.
@@ -72,7 +72,7 @@ class FieldGuide(SharedForward):
         order: Tensor | None = None,
         name: str = "mixture",
     ) -> None:
-        super().__init__(hood, network, name)
+        super().__init__(hood, network, name, NeighborMixture)
         check_integers(1, num_samples=num_samples)
         self.target, self.num_samples = target, num_samples
         if isinstance(target, RandomField):
@@ -80,13 +80,13 @@ class FieldGuide(SharedForward):
             order = torch.cat(target.colors()) if order is None else order
         self.register_buffer("order", as_order(hood, order))
 
-    def guide(self, *inputs) -> None:
+    def guide(self, *inputs: Any) -> None:
         """The factor ``entropy``."""
         mixture = self.family(self.hood, *self.give(inputs))
         bound = mixture.entropy_bound(self.num_samples, order=self.order)
         pyro.factor("entropy", -bound.mean(), has_rsample=True)
 
-    def model(self, *inputs) -> RandomField:
+    def model(self, *inputs: Any) -> RandomField:
         """The factor ``energy``; returns the target."""
         mixture = self.family(self.hood, *self.take(inputs))
         fixed = isinstance(self.target, RandomField)

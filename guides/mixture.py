@@ -15,13 +15,13 @@ from torch.distributions import constraints
 
 from pyro_nmm import NeighborChoice, Neighborhood, NeighborMixture
 from pyro_nmm.arguments import check_integers
-from pyro_nmm.guides.shared_forward import SharedForward, as_order
+from pyro_nmm.guides.shared_forward import Family, SharedForward, as_order
 from pyro_nmm.models.random_fields import RandomField
 from pyro_nmm.ops.score_costs import others_mean
 from pyro_nmm.provenance import untracked
 
 
-class MarginalGuide(SharedForward):
+class MarginalGuide(SharedForward[Family]):
     r"""A guide for any Pyro program by a family whose choices are summed out, such as
     :class:`~pyro_nmm.MembershipMixture`. The loss of ``Trace_ELBO`` is an estimate of
     :math:`\mathrm{KL}(p(s) \,\|\, p^*(s) / Z) - \log Z`.
@@ -48,7 +48,7 @@ class MarginalGuide(SharedForward):
         hood: Neighborhood,
         network: nn.Module,
         target: Callable[..., Any],
-        family: Callable[[Neighborhood, Any, Tensor], Any],
+        family: Callable[..., Family],
         *,
         site: str = "y",
         name: str = "mixture",
@@ -56,7 +56,7 @@ class MarginalGuide(SharedForward):
         super().__init__(hood, network, name, family)
         self.target, self.site = target, site
 
-    def guide(self, *inputs) -> Tensor:
+    def guide(self, *inputs: Any) -> Tensor:
         """The sites of the family; returns its values."""
         return self.draw(*self.give(inputs))
 
@@ -64,12 +64,12 @@ class MarginalGuide(SharedForward):
         """The site of the family, for an output of the network."""
         return pyro.sample(self.site, self.family(self.hood, parameters, logits, *relabel))
 
-    def model(self, *inputs) -> Any:
+    def model(self, *inputs: Any) -> Any:
         """The target."""
         return self.target(*inputs)
 
 
-class MixtureGuide(MarginalGuide):
+class MixtureGuide(MarginalGuide[NeighborMixture]):
     r"""The NMM as a variational family: a guide for any Pyro program with a discrete label for
     every node, section 4 of the paper.
 
@@ -149,7 +149,7 @@ class MixtureGuide(MarginalGuide):
         c = pyro.sample("c", NeighborChoice(self.hood, logits))
         return pyro.sample(self.site, family.given(c))
 
-    def model(self, *inputs) -> Any:
+    def model(self, *inputs: Any) -> Any:
         """The target, with site ``c``."""
         family = self.family(self.hood, *self.take(inputs))
         with poutine.trace() as tracer:

@@ -7,17 +7,20 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pyro
 import torch
+from pyro.distributions import TorchDistribution
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from pyro_nmm import Neighborhood, NeighborMixture
+from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import as_tensor
 from pyro_nmm.model_arguments import check_hood, order_to_rows
 from pyro_nmm.models.networks import register
+
+Family = TypeVar("Family", bound=TorchDistribution)
 
 
 @contextmanager
@@ -60,7 +63,7 @@ class NoSites(Messenger):
         )
 
 
-class SharedForward(nn.Module):
+class SharedForward(nn.Module, Generic[Family]):
     """A model and a guide that share one run of a network, so that both see one dropout mask."""
 
     def __init__(
@@ -68,14 +71,14 @@ class SharedForward(nn.Module):
         hood: Neighborhood,
         network: nn.Module,
         name: str,
-        family: Callable[..., Any] = NeighborMixture,
+        family: Callable[..., Family],
     ) -> None:
         super().__init__()
         check_hood(hood)
         self.hood, self.network, self.name, self.family = hood, network, name, family
         self._kept: tuple | None = None
 
-    def mixture(self, *inputs) -> Any:
+    def mixture(self, *inputs: Any) -> Family:
         """The fitted distribution, for queries: evaluation mode, without gradients."""
         with evaluation(self):
             outputs = [part if part is None else part.detach() for part in self.run(inputs)]

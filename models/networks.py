@@ -120,7 +120,7 @@ class NMMNetwork(nn.Module):
     def extra_repr(self) -> str:
         return f"link={self.link!r}, floor={self.floor}, gamma={self.gamma.item():.3g}"
 
-    def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
+    def forward(self, hood: Neighborhood, *inputs: Any) -> tuple[Tensor, Tensor]:
         """``alpha`` ``(N, C)``, ``logits`` ``(num_edges,)``; NaN if the inputs make them so."""
         check_hood(hood)
         if hood.bipartite:
@@ -206,7 +206,7 @@ class FreeNMM(nn.Module):
         loops = (hood.source == hood.target) & (not hood.bipartite)
         self.logits = nn.Parameter(gamma * loops.to(start))
 
-    def forward(self, hood: Neighborhood, *inputs) -> tuple[Tensor, Tensor]:
+    def forward(self, hood: Neighborhood, *inputs: Any) -> tuple[Tensor, Tensor]:
         """``alpha`` ``(N, C)`` and ``logits`` ``(num_edges,)``."""
         sources, edges = len(self.log_alpha), len(self.logits)
         # Sources that are no nodes have errors of their own, where the output is used.
