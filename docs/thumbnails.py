@@ -19,9 +19,8 @@ SITE, SIZE = DOCS / "_build" / "html", (480, 300)
 #: Which of a page's pictures.
 PICTURES = {
     "tutorials/borrowed-label": 0,
-    "tutorials/exact-and-bound": 1,
+    "tutorials/exact-and-bound": 0,
     "tutorials/the-paper-in-pyro": 0,
-    "tutorials/gradients": 1,
     "tutorials/your-graph": 0,
     "tutorials/few-labels": 0,
     "tutorials/noisy-labels": 1,
