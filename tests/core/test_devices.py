@@ -259,7 +259,7 @@ def test_draws_stay_on_the_device(device, name):
 
 
 #: The most calls and waits. A draw, and a step that draws, wait for every fourth sweep of a fixed
-#: point, and Pyro's losses for their values. docs/results/speed.md has the counts.
+#: point, and Pyro's losses for their values. docs/results/speed.md has times.
 MOST = {
     "networks and edge scores": (122, 0),
     "step of the bound": (590, 4),
