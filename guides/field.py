@@ -15,7 +15,7 @@ from pyro.infer import TraceGraph_ELBO
 from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
-from pyro_nmm.arguments import check_integers
+from pyro_nmm.arguments import Array, check_integers
 from pyro_nmm.fitting import StepOptions, Steps, ordinary, with_gradients, with_options
 from pyro_nmm.guides.best_state import BestState
 from pyro_nmm.guides.shared_forward import SharedForward, as_order, evaluation, unvalidated
@@ -69,7 +69,7 @@ class FieldGuide(SharedForward[NeighborMixture]):
         target: RandomField | Callable[..., RandomField],
         *,
         num_samples: int = 4,
-        order: Tensor | None = None,
+        order: Array | None = None,
         name: str = "mixture",
     ) -> None:
         super().__init__(hood, network, name, NeighborMixture)
@@ -104,7 +104,7 @@ def fit_mixture(
     hood: Neighborhood,
     network: nn.Module | None = None,
     *,
-    order: Tensor | None = None,
+    order: Array | None = None,
     num_samples: int = 4,
     options: Steps = Steps(),
     **fields: Unpack[StepOptions],
@@ -176,7 +176,7 @@ def fit_mixture(
         return family.mixture(field, *given), early + losses
 
 
-def _family(hood: Neighborhood, network: nn.Module, num_samples: int, order: Tensor) -> FieldGuide:
+def _family(hood: Neighborhood, network: nn.Module, num_samples: int, order: Array) -> FieldGuide:
     """A guide whose first input is the field."""
     target = lambda field, *_: field  # noqa: E731
     return FieldGuide(hood, network, target, num_samples=num_samples, order=order)

@@ -22,7 +22,7 @@ Member = TypeVar("Member", bound=StrEnum)
 #: Types of arguments that become tensors, and of sets of nodes, which are masks or node ids.
 Array = Tensor | np.ndarray
 NodeSet = Tensor | np.ndarray | Sequence[int]
-Device = torch.device | str | int | None
+Device = torch.device | str | int
 
 #: A size, the name of a free size, a name with the least size, or "..." for batch dimensions.
 Dim = int | str | tuple[str, int]

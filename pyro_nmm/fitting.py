@@ -71,12 +71,13 @@ def with_options(fit: Callable[P, R]) -> Callable[P, R]:
     """A fit whose ``options``, a frozen data class, take the fields that are given as keywords. Its
     last two arguments are ``options`` and the keywords, whose types a ``TypedDict`` states.
     """
-    *arguments, last, _ = inspect.signature(fit).parameters.values()
+    signature = inspect.signature(fit)
+    *arguments, last, _ = signature.parameters.values()
     options = {}
     for field in fields(last.default):
         default = getattr(last.default, field.name)
         options[field.name] = last.replace(name=field.name, default=default, annotation=field.type)
-    shown = inspect.Signature([*arguments, *options.values()])
+    shown = signature.replace(parameters=[*arguments, *options.values()])
 
     @functools.wraps(fit)
     def run(*args: P.args, **keywords: P.kwargs) -> R:

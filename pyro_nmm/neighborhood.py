@@ -121,7 +121,7 @@ class Neighborhood:
     @classmethod
     @torch.inference_mode(False)
     def grid(
-        cls, height: int, width: int, radius: int = 1, device: Device = None
+        cls, height: int, width: int, radius: int = 1, device: Device | None = None
     ) -> "Neighborhood":
         r"""Pixels of a ``height x width`` image in row-major order, each with the square window of
         side ``2 radius + 1`` around it, clipped at the border.
@@ -165,7 +165,7 @@ class Neighborhood:
         return self.source.device
 
     @torch.inference_mode(False)
-    def to(self, device) -> "Neighborhood":
+    def to(self, device: Device) -> "Neighborhood":
         """The same neighbourhoods on another device."""
         nodes, ptr, source = (x.to(device) for x in (self.nodes, self.ptr, self.source))
         edge = None if self._edge is None else self._edge.to(device)

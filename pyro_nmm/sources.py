@@ -24,7 +24,7 @@ __all__ = ["grid", "hops", "points", "walks"]
 
 
 def grid(
-    height: int, width: int, stride: int, radius: int | None = None, device: Device = None
+    height: int, width: int, stride: int, radius: int | None = None, device: Device | None = None
 ) -> Neighborhood:
     """Pixels of a ``height x width`` image, and sources on every ``stride``-th row and column of
     them, centred; both in row-major order. Cost: linear in the edges.

@@ -207,7 +207,7 @@ def ising_posterior(image: Array, coupling: float = 1.0, sigma: float = 2.0) -> 
     return _coupled(edges, coupling, unary, image.new_tensor(SPINS))
 
 
-def grid_edges(height: int, width: int, device: Device = None) -> Tensor:
+def grid_edges(height: int, width: int, device: Device | None = None) -> Tensor:
     """``(2, P)``: pairs of pixels side by side, then one above the other, in row-major order.
 
     >>> grid_edges(2, 2)
@@ -221,7 +221,7 @@ def grid_edges(height: int, width: int, device: Device = None) -> Tensor:
     return torch.cat([across, down], 1)
 
 
-def coarse_to_fine(height: int, width: int, device: Device = None) -> Tensor:
+def coarse_to_fine(height: int, width: int, device: Device | None = None) -> Tensor:
     """``(N,)``: an order of a grid's pixels. Every other pixel of every other row comes first, then
     the pixels in the middle of four of these, then the rest.
 
@@ -231,7 +231,7 @@ def coarse_to_fine(height: int, width: int, device: Device = None) -> Tensor:
     return torch.argsort(coarseness(height, width, device), stable=True)
 
 
-def coarseness(height: int, width: int, device: Device = None) -> Tensor:
+def coarseness(height: int, width: int, device: Device | None = None) -> Tensor:
     """``(N,)``: the group of every pixel, 0, 1 or 2, in :func:`coarse_to_fine`."""
     check_integers(1, height=height, width=width)
     pixel = torch.arange(height * width, device=device)
