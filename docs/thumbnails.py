@@ -25,8 +25,7 @@ PICTURES = {
     "tutorials/few-labels": 0,
     "tutorials/noisy-labels": 1,
     "tutorials/variational-family": 0,
-    "tutorials/larger-program": 1,
-    "tutorials/repelling": 0,
+    "tutorials/larger-program": 0,
     "gallery/cortex": 1,
 }
 

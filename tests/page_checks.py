@@ -78,19 +78,6 @@ def tabular(found, printed):
     assert found["model"].predict_proba(found["rows"][:3]).argmax(1).tolist() == [0, 1, 2]
 
 
-@of("latent-labels.md")
-def latent_labels(found, printed):
-    same = float(re.search(r"same label with probability (\S+)", printed)[1])
-    assert same > 0.6
-    right, alone = re.search(r"right: (\S+), without neighbours (\S+)", printed).groups()
-    assert float(right) > float(alone) + 0.02
-    assert found["losses"][-1] < found["losses"][0]
-    low, high = pyro.param("means").tolist()
-    assert low < -0.7
-    assert high > 0.7
-    assert found["posterior"].marginals()[1, 1] > 0.5
-
-
 @of("annotators.md")
 def annotators(found, printed):
     assert (found["consensus"].predict() == found["truth"]).float().mean() > 0.95
