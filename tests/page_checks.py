@@ -70,14 +70,6 @@ def node_classification(found, printed):
     assert pyro.param("loc") > 1  # concentrations above the prior's median
 
 
-@of("tabular.md")
-def tabular(found, printed):
-    assert float(re.search(r"accuracy (\S+)", printed)[1]) > 0.95
-    low, high = map(float, re.search(r"(\d+) to (\d+) of the images", printed).groups())
-    assert 150 < low < high < 215
-    assert found["model"].predict_proba(found["rows"][:3]).argmax(1).tolist() == [0, 1, 2]
-
-
 @of("annotators.md")
 def annotators(found, printed):
     assert (found["consensus"].predict() == found["truth"]).float().mean() > 0.95

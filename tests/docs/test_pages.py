@@ -15,7 +15,7 @@ from run_page import in_child
 
 # Pages that share the import of torch; seconds on one core.
 TOGETHER = (
-    ["distributed.md", "links.md", "pyro.md", "tabular.md"],  # 35
+    ["distributed.md", "links.md", "pyro.md"],  # 35
     ["annotators.md", "arviz.md", "index.md"],  # 65
     ["maps.md", "node-classification.md"],  # 60
 )
