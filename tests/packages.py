@@ -13,7 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+_PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, REPOSITORY = _PYPROJECT["project"], _PYPROJECT["tool"]["pyro-nmm"]["repository"]
 
 
 def requirements(extras):

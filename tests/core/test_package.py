@@ -12,8 +12,9 @@ from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
-from documents import SNIPPETS
-from packages import PROJECT, installed, requirements
+from documents import SNIPPETS, anchors
+from packages import PROJECT, REPOSITORY, installed, requirements
+from packaging.metadata import Metadata
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -79,6 +80,42 @@ def test_wheel_holds_every_module(built):
         f"{name}/{file.relative_to(ROOT / folder)}"
         for folder, name in parts.items() for file in (ROOT / folder).rglob("*.py")
     }  # fmt: skip
+
+
+def metadata(built):
+    """What PyPI reads; an invalid field is an error."""
+    (path,) = built.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        return Metadata.from_email(wheel.read(name))
+
+
+@pytest.mark.slow
+def test_links_on_pypi_are_absolute_and_lead_to_files(built):
+    found = metadata(built)
+    text = re.sub(r"```.*?```", "", found.description, flags=re.DOTALL)
+    pairs = re.findall(r'\]\(([^)\s]+)\)|\b(?:src|srcset|href)="([^"\s]+)', text)
+    targets = [*map("".join, pairs), *found.project_urls.values()]
+    assert [target for target in targets if not target.startswith("https://")] == []
+    inside = [t.removeprefix(REPOSITORY) for t in targets if t.startswith(REPOSITORY)]
+    paths = [re.sub("^/(blob|raw)/main/", "", target) for target in inside]
+    files = [path.split("#") for path in paths if not path.startswith("/") and path]
+    assert len(files) > 10
+    for name, *anchor in files:
+        page = ROOT / (name or "README.md")
+        assert page.exists(), page
+        assert not anchor or anchor[0] in anchors(page.read_text()), (page, anchor)
+
+
+@pytest.mark.slow
+def test_the_front_on_pypi(built):
+    found = metadata(built)
+    assert found.description_content_type == "text/markdown"
+    assert "<!--" not in found.description
+    names = {"Documentation", "Source", "Issues", "Contact", "Changelog", "Paper"}
+    assert found.project_urls.keys() == names
+    markdown = pytest.importorskip("readme_renderer.markdown")
+    assert markdown.render(found.description)
 
 
 @pytest.mark.slow
