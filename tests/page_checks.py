@@ -48,28 +48,6 @@ def front_page(found, printed):
         assert score(marginals, data) > score(found["scores"].softmax(-1), data)
 
 
-@of("node-classification.md")
-def node_classification(found, printed):
-    data, later, test = found["data"], found["later"], found["data"].test_mask
-    alone, marginals = score(found["scores"].softmax(-1), data), score(found["marginals"], data)
-    assert marginals > alone
-    assert found["joint"] / test.sum() > marginals
-    assert torch.equal(later.predict()[data.val_mask], data.y[data.val_mask])
-    probe = found["log_probs"](found["labelled"]).exp()
-    assert score(found["by_folds"].marginals(), data) > score(probe, data) + 0.2
-    assert 0.3 < float(found["crossed"].share) < 1
-    assert not found["elsewhere"].observed.any()
-    assert found["draws"].shape == (5, 1797)
-    assert torch.equal(found["of_papers"].argmax(-1), torch.tensor([0, 1, 1]))
-    assert found["padded"][:2].eq(0).all()
-    inside = found["sets"][range(int(test.sum())), data.y[test]].mean()
-    assert abs(inside - 0.95) < 0.03  # of 898 sets, calibrated on 630 nodes
-    assert found["sets"].sum(1).mean() < 1.5
-    for posterior in (later, found["trained"]):
-        assert (posterior.predict() == data.y)[test].float().mean() > 0.9
-    assert pyro.param("loc") > 1  # concentrations above the prior's median
-
-
 @of("annotators.md")
 def annotators(found, printed):
     assert (found["consensus"].predict() == found["truth"]).float().mean() > 0.95
