@@ -48,30 +48,6 @@ def front_page(found, printed):
         assert score(marginals, data) > score(found["scores"].softmax(-1), data)
 
 
-@of("annotators.md")
-def annotators(found, printed):
-    assert (found["consensus"].predict() == found["truth"]).float().mean() > 0.95
-    inside = re.findall(r"right in (\S+) of the cases, (\S+) to (\S+)", printed)
-    rates = [1 - 2 / 3 * share for share in (0.2, 0.3, 0.4, 0.5, 0.6)]
-    for rate, (_, low, high) in zip(rates, inside, strict=True):
-        assert float(low) - 0.05 < rate < float(high) + 0.05
-    tried = {name: float(score) for name, score in re.findall(r"(.*): score (\S+), right", printed)}
-    assert tried["every node"] < min(tried["one hop"], tried["two hops"]) - 0.2
-    assert tried["typed"] > tried["alone"] + 0.1
-    right, sure = zip(*re.findall(r"right (\S+), sure (\S+)", printed), strict=True)
-    assert float(right[1]) > float(right[0]) + 0.1
-    assert float(sure[0]) > float(right[0]) + 0.25  # too sure, and types help
-    assert float(sure[1]) < float(right[1]) + 0.1
-    low, high = map(float, re.search(r"(\d+) to (\d+) nodes have label 0", printed).groups())
-    assert 192 - 15 < low < high < 192 + 15
-    shared = [float(value) for value in re.findall(r"labels: (\S+) shared", printed)]
-    assert shared[1] == max(shared)
-    assert found["table"].tolist() == [[2, 1], [-1, -1]]
-    means = found["normal"].values["mean"][:, 0].sort().values
-    torch.testing.assert_close(means, torch.tensor([0.0, 1.0, 2.0]).to(means), rtol=0, atol=0.3)
-    assert found["quality"].mean.argmax() < 2
-
-
 @of("pyro.md")
 def compatibility(found, printed):
     store, truth = pyro.get_param_store(), found["truth"]

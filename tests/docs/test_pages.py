@@ -16,7 +16,7 @@ from run_page import in_child
 # Pages that share the import of torch; seconds on one core.
 TOGETHER = (
     ["distributed.md", "links.md", "maps.md", "pyro.md"],  # 50
-    ["annotators.md", "arviz.md", "index.md"],  # 65
+    ["arviz.md", "index.md"],  # 65
 )
 PAGES = SNIPPETS.keys() - {"README.md"}  # the README: tests/core/test_package.py
 
