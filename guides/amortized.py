@@ -50,6 +50,8 @@ class AmortizedNMM(SharedForward[NeighborMixture]):
     :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
     :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`.
     :param str name: of the network's parameters in Pyro's store.
+    :raises ValueError: in a call for a network with sample sites, another one of this ``name`` in
+        Pyro's store, and as :func:`~pyro_nmm.models.nmm`.
     """
 
     def __init__(
@@ -133,6 +135,8 @@ def fit_nmm(
     :param options: keywords of :class:`~pyro_nmm.fitting.Steps`.
     :return: the mixture over ``(N,)`` labels, and every step's loss in nats a training node. Cost
         of a step: the network, and :math:`O(E_\tau \log E_\tau)` a particle.
+    :raises ValueError: for incomplete ``data``, wrong labels and options out of range; errors of
+        :meth:`~pyro_nmm.fitting.Steps.train`.
     """
     check_integers(1, num_particles=num_particles)
     if not 0 <= weight_decay < math.inf:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 
 class BestState(nn.Module):
-    r"""The parameters with the least loss among states that were looked at: a noisy gradient can
-    carry a fit away from a good start. Kept is the last state whose estimates ``(S,)`` of the loss
+    r"""The parameters with the least loss among the states given to :meth:`update`, because a noisy
+    gradient can worsen a good start. It keeps the last state whose estimates ``(S,)`` of the loss
     have a mean within two standard errors of the least, :math:`\bar\ell \le \ell_{\min} + 2 s`. A
     fit by SVI that starts at the mean field ends no worse than the mean field:
 
@@ -42,9 +42,10 @@ class BestState(nn.Module):
     def update(
         self, losses: Iterable[float], parameters: Mapping[str, Tensor] | None = None
     ) -> bool:
-        """Keep a state, if two or more estimates of its loss are low enough, and say so.
+        """Keep a state if the mean of its estimated losses is low enough, and return whether.
 
         :param parameters: tensors by name, by default the parameters of Pyro's store.
+        :raises ValueError: for fewer than two estimates, and estimates that are not finite.
         """
         values = torch.tensor(list(losses), dtype=torch.double)
         if len(values) < 2 or not values.isfinite().all():
@@ -68,7 +69,7 @@ class BestState(nn.Module):
         return {"least": self.least, "saved": self.saved}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse."""
+        """Inverse of :meth:`get_extra_state`."""
         self.least, self.saved = state["least"], state["saved"]
 
 

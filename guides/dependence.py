@@ -105,6 +105,7 @@ def check_dependence(
     :param Tensor observed: ``(N,)`` boolean mask, default all nodes.
     :return: the check. With batch dimensions its statistics are means over the batch.
         Cost: :math:`O(S E)`.
+    :raises ValueError: for fewer than 100 draws, shapes that do not fit, and negative labels.
     """
     check_all_rows(hood)
     y = as_expected("y", y, ("...", hood.num_nodes), kind="labels", like=hood).long()

@@ -64,6 +64,9 @@ class DGLFRMGuide(nn.Module):
     :param str estimator: of the derivative towards the attention. ``"local"`` is unbiased: it
         compares two draws of each node's memberships, in a random half of the steps, one particle
         at a time. ``"linear"`` is biased, see :class:`~pyro_nmm.MembershipMixture`.
+    :raises ValueError: for an unknown ``estimator``, and a graph of another size; in methods for
+        edges in one direction only or among ``held_out``, and ``x`` of a wrong shape.
+    :raises NotImplementedError: for ``"local"`` with vectorized particles.
     """
 
     def __init__(
@@ -236,6 +239,7 @@ def fit_links(
     :param Tensor held_out: ``(2, P)`` pairs, with an edge or without, that no step reads.
     :param options: keywords of :class:`~pyro_nmm.fitting.Steps`.
     :return: every step's loss in nats a pair of nodes, of one draw, at :math:`O(N^2)` a step.
+    :raises ValueError: as :class:`DGLFRMGuide`; errors of :meth:`~pyro_nmm.fitting.Steps.train`.
     """
     sticks = pair.encoder.log_sticks
     x = expect("x", as_tensor("x", x), (pair.target.num_nodes, "F"), note="one row per node")

@@ -58,6 +58,8 @@ class FieldGuide(SharedForward[NeighborMixture]):
         that returns one.
     :param int num_samples: draws of :meth:`~pyro_nmm.NeighborMixture.entropy_bound` a step.
     :param Tensor order: ``(N,)`` node ids; default the colors of a field, else random.
+    :raises ValueError: for a target of another size, and an ``order`` that is no permutation.
+    :raises TypeError: if a program returns another target.
     """
 
     order: Tensor
@@ -134,6 +136,8 @@ def fit_mixture(
     :param options: keywords of :class:`~pyro_nmm.fitting.Steps`.
     :return: the mixture for the last step's target, and the loss of every step of its network, in
         nats. A step costs :math:`O(E C^2)` a sample, and the estimates of the bound a fifth of it.
+    :raises ValueError: for a wrong ``field``, and a function without ``network`` or ``order``;
+        errors of :meth:`~pyro_nmm.fitting.Steps.train`.
     """
     check_hood(hood)
     if not isinstance(field, RandomField):

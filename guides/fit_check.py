@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-r"""How far a fit of :class:`~pyro_nmm.guides.AutoNMM` is from where its steps would end.
+r"""Distance of a fit of :class:`~pyro_nmm.guides.AutoNMM` from convergence.
 
 A normal guide of mean :math:`m` and covariance :math:`L L^T` does not move any more where the
 scores :math:`g(\theta) = \nabla \log p(y, \theta)` of its own draws :math:`\theta = m + L x` have
@@ -59,7 +59,7 @@ MOST_NUMBERS = 10_000_000
 
 
 class FitCheck(NamedTuple):
-    """What :func:`check_fit` found; ``print`` shows a table and its conclusions."""
+    """Results of :func:`check_fit`; ``print`` shows a table and its conclusions."""
 
     names: list[str]  #: of the ``d`` numbers of continuous sites
     median: Tensor  #: ``(d,)`` of the guide

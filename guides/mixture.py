@@ -41,6 +41,8 @@ class MarginalGuide(SharedForward[Family]):
     Parameters as for :class:`MixtureGuide`, and
 
     :param family: from ``(hood, *outputs)`` of the network to the distribution.
+    :raises ValueError: in a call for a network with sample sites, and another one of this ``name``
+        in Pyro's store.
     """
 
     def __init__(
@@ -119,6 +121,8 @@ class MixtureGuide(MarginalGuide[NeighborMixture]):
         Default: one random order, which is tighter than a new one a step.
     :param str site: name of the program's labels, of event shape ``(N,)``, with its scopes.
     :param str name: of the network's parameters in Pyro's store.
+    :raises ValueError: for a Markov random field; in a call for edges that relabel, and a target
+        without one event of labels, or with fewer of them.
     """
 
     order: Tensor
@@ -228,6 +232,7 @@ def density(
     >>> program = density(lambda y: -y.sum(-1).float(), num_nodes=3, num_classes=2)
 
     :param log_density: ``(y, *inputs)`` with ``y`` of shape ``(..., N)`` to ``(...)``, in nats.
+    :raises ValueError: for a size below one, and, in a call, a result of another shape.
     """
     check_integers(1, num_nodes=num_nodes, num_classes=num_classes)
     support = constraints.independent(constraints.integer_interval(0, num_classes - 1), 1)

@@ -55,6 +55,9 @@ def ordered_guide(
     Parameters as for :func:`~pyro_nmm.models.nmm`, with ``y`` ``(..., N)`` required. ``estimator``
     and cost as for :class:`~pyro_nmm.OrderedConditional`; or ``estimator`` is
     :class:`~pyro_nmm.guides.Chains`, with which choices come from :math:`p(c \mid y)`.
+
+    :raises ValueError: without ``y``, for an unknown estimator, and as
+        :func:`~pyro_nmm.models.nmm`; in ``RenyiELBO`` unless ``estimator`` is ``"reinforce"``.
     """
     if y is None:
         raise ValueError("y is required: the guide is the posterior of c given labels")
@@ -121,6 +124,8 @@ def evidence_guide(
     are drawn together. Parameters and cost as for :class:`~pyro_nmm.EvidenceConditional`.
 
     :return: ``(..., n)`` the labels.
+    :raises ValueError: as :func:`ordered_guide`, and for evidence that rules out every label of a
+        node.
     """
     return _latent_sites(hood, alpha, logits, evidence, observed, estimator, collapsed, "y")
 

@@ -74,6 +74,8 @@ def nmm_counts(
     :param Tensor observed: ``(N,)`` boolean mask, default all nodes.
     :param Tensor total_count: ``(..., N)`` numbers of units, default the sums of ``y``.
     :return: ``(..., n, C)`` counts of the rows. Cost: :math:`O(E C)`, whatever the counts.
+    :raises ValueError: for wrong shapes, ``y`` that holds no counts, a ``total_count`` that differs
+        from its sums, neither of both, and plates as in :func:`nmm`.
     """
     prior = Parameters.of(hood, alpha, logits)
     rows, obs = hood.restrict(observed), None

@@ -57,6 +57,8 @@ class DGLFRM(nn.Module):
     :param tuple hidden: widths of the MLP's hidden layer and of :math:`f`.
     :param float concentration: :math:`a`, of the order of a node's number of communities.
     :param str name: of the parameters in Pyro's store.
+    :raises ValueError: for a number below one; in :meth:`model` for features other than zeros and
+        ones, edges in one direction only, and no or all pairs as edges.
     """
 
     def __init__(

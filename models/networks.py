@@ -96,6 +96,8 @@ class NMMNetwork(nn.Module):
     :param float floor: positive. One keeps each Dirichlet unimodal.
     :param float gamma: :math:`\gamma`; a large one switches all other edges off. It is a constant
         unless it is replaced, ``network.gamma = torch.nn.Parameter(network.gamma)``.
+    :raises ValueError: for an unknown link, a ``floor`` that is not positive, wrong shapes of
+        inputs and outputs, and sources that are no nodes.
 
     Cost: the backbones, and :math:`O(E H)`.
     """
@@ -181,6 +183,8 @@ class FreeNMM(nn.Module):
     :param Tensor marginals: ``(N, C)``, or ``(M, C)`` of sources, :math:`m`; default uniform.
     :param float gamma: as it grows, nodes become independent.
     :param float epsilon: without it, excluded labels could not return.
+    :raises ValueError: for ``marginals`` that are no probabilities, options out of range, and
+        another graph.
     """
 
     def __init__(
@@ -242,6 +246,8 @@ def compatibility(hood: Neighborhood, y: Array, observed: NodeSet, num_classes: 
 
     :param Tensor y: ``(N,)`` labels, read where ``observed``, a mask ``(N,)`` or node ids.
     :return: ``(C, C)``, rows sum to one. Cost: :math:`O(E)`.
+    :raises ValueError: for sources that are no nodes, wrong labels where observed, and an empty
+        set.
     """
     _check_nodes(hood)
     check_integers(2, num_classes=num_classes)
@@ -270,6 +276,7 @@ class Compatibility(nn.Module):
     torch.Size([7, 2, 2])
 
     :param nn.Module network: a network of ``alpha`` and ``logits`` alone.
+    :raises ValueError: for fewer than two labels, and sources that are no nodes.
     """
 
     def __init__(self, network: nn.Module, num_classes: int) -> None:

@@ -94,6 +94,8 @@ def nmm(
         of event shape ``(n,)``.
     :param str choices: ``"sampled"``, or ``"summed"`` without ``collapsed`` and ``predict``.
     :return: ``(..., n)`` the labels of the rows. Cost: :math:`O(N C + E)`.
+    :raises ValueError: for wrong shapes or values, for a plate, mask or scale that counts one
+        labelling several times, and for options that exclude each other.
     """
     prior = Parameters.of(hood, alpha, logits, relabel)
     rows = hood.restrict(observed)

@@ -17,7 +17,10 @@ from torch.nn.parameter import is_lazy
 
 
 def save_checkpoint(state: dict, path: str | Path) -> None:
-    """Write a state aside and rename it, so that the file is always whole."""
+    """Write a state to a temporary file and rename it, so that the file is always complete.
+
+    :raises OSError: if the file cannot be written. An older one stays.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -32,7 +35,10 @@ def save_checkpoint(state: dict, path: str | Path) -> None:
 
 
 def load_checkpoint(path: str | Path) -> dict | None:
-    """The saved state, on the CPU, or ``None`` without a file."""
+    """The saved state, on the CPU, or ``None`` without a file.
+
+    :raises ValueError: for a file that is no checkpoint.
+    """
     if not Path(path).exists():
         return None
     with Path(path).open("rb") as file:

@@ -54,6 +54,8 @@ def digits() -> "Data":
 
     >>> digits()
     Data(x=[1797, 64], edge_index=[2, 19854], y=[1797])
+
+    :raises ImportError: without scikit-learn.
     """
     from torch_geometric.data import Data
     from torch_geometric.utils import from_scipy_sparse_matrix, to_undirected
@@ -73,6 +75,9 @@ def letters(
 
     >>> letters("NMM", 10, 30).shape
     torch.Size([10, 30])
+
+    :raises ValueError: for an empty text, a side below one, and a ``margin`` of 0.5 or more.
+    :raises ImportError: without matplotlib.
     """
     check_integers(1, height=height, width=width)
     check_finite(margin=margin)
@@ -100,6 +105,9 @@ def random_split(data: "Data", train: float, val: float, test: float, seed: int)
     >>> data = random_split(data, train=0.3, val=0.2, test=0.5, seed=0)
     >>> [int(data[f"{name}_mask"].sum()) for name in ("train", "val", "test")]
     [3, 2, 5]
+
+    :raises ValueError: for shares that select no node or sum to more than one, and a ``seed`` that
+        is no integer.
     """
     from torch_geometric.utils import index_to_mask
 

@@ -138,6 +138,7 @@ class Steps:
     :param progress: wraps the range of steps. Default a bar of ``tqdm`` on a terminal or in a
         notebook, after two seconds; ``iter`` shows none, and nor does the environment variable
         ``TQDM_DISABLE=1``.
+    :raises ValueError: for numbers that are not positive, and a ``checkpoint`` that is no path.
     """
 
     num_steps: int = 1000

@@ -47,6 +47,8 @@ class Neighborhood:
         :math:`i`. An undirected graph lists both directions. An array or a nested list will do.
     :param int num_nodes: ``N``.
     :param int num_sources: ``M``; every node needs an edge from one. Default: nodes are sources.
+    :raises ValueError: for ids out of range, an ``edge_index`` of another shape or type, and a node
+        without a source; in methods for wrong shapes and sizes.
     """
 
     num_nodes: int  #: number of nodes ``N`` of the graph, the range of ``nodes``

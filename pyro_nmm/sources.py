@@ -34,6 +34,7 @@ def grid(
 
     :param int radius: A pixel reaches sources at most so many rows and columns away. Default
         ``stride``: two or three sources in each direction, one at the border.
+    :raises ValueError: for a size below one, and a ``radius`` at which a pixel reaches no source.
     """
     radius = stride if radius is None else radius
     check_integers(1, height=height, width=width, stride=stride)
@@ -70,6 +71,7 @@ def points(positions: Array, radius: float, spacing: float) -> tuple[Neighborhoo
     :param float radius: A node reaches the sources at most this far away. At least half of the
         diagonal of a lattice cell, so that it reaches one.
     :param float spacing: from one source to the next along each axis.
+    :raises ValueError: for positions that are not finite, and a smaller ``radius``.
     """
     positions = as_expected("positions", positions, (("N", 1), "D"), kind="float")
     expect_all("positions", positions, positions.isfinite(), "be finite")
@@ -104,6 +106,7 @@ def hops(
 
     :param Tensor edge_index: ``(2, num_edges)`` node ids; an edge counts in both directions.
     :param int radius: A node reaches the sources at most so many hops away; at least ``spacing``.
+    :raises ValueError: for node ids out of range, and a smaller ``radius``.
     """
     from torch_geometric.utils import add_remaining_self_loops, to_undirected
 
@@ -171,6 +174,7 @@ def walks(
     Edges count as for :func:`hops`.
 
     :param Tensor membership: ``(N,)`` the group of every node, integers from zero.
+    :raises ValueError: for node ids out of range, and groups of a wrong shape or negative.
     """
     from torch_geometric.utils import add_remaining_self_loops, degree, to_undirected
 

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""One label distribution per node: what annotators, neighbours and a classifier agree on."""
+"""One label distribution per node, from annotators, neighbours and a classifier."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +15,8 @@ from pyro_nmm.models.hidden import HiddenField
 
 @dataclass(frozen=True)
 class Consensus:
-    r"""One label distribution per node from the answers of several annotators: what
-    :meth:`Annotators.fit` returns.
+    r"""One label distribution per node from the answers of several annotators, by
+    :meth:`Annotators.fit`.
 
     .. math::
 
@@ -24,9 +24,9 @@ class Consensus:
 
     The priors :math:`\nu_q` of a node's label are the shares of the labels, the end of a random
     walk, the field of the neighbours in a Potts model, and your ``pred_probs``. They and the
-    confusion matrices :math:`P^{-i}` do without the node's own answers. The powers :math:`b_q` and
-    :math:`w < 1` predict answers that are left out best. :math:`w` is then multiplied by
-    :math:`.8 \min(1, \sum_q b_q)`, for a small :math:`b` shows dependent errors.
+    confusion matrices :math:`P^{-i}` leave the node's own answers out. The powers :math:`b_q` and
+    :math:`w < 1` maximise the likelihood of left-out answers. :math:`w` is then multiplied by
+    :math:`.8 \min(1, \sum_q b_q)`, because a small :math:`b` shows dependent errors.
 
     The graph counts only if it predicts answers. Let :math:`t` be the number of standard errors by
     which the walk gives more to the labels that a node's answers mean than to those of other
@@ -64,7 +64,7 @@ class Consensus:
         return self.probs.argmax(-1)
 
     def entropy(self) -> Tensor:
-        """``(N,)``: of every node's label, in nats."""
+        """``(N,)``: entropy of every node's label, in nats."""
         return torch.special.entr(self.probs).sum(-1)
 
     @property
@@ -74,8 +74,8 @@ class Consensus:
         return torch.stack(logs).sum(0)
 
     def information_gain(self) -> Tensor:
-        """``(N, M)``: what one more answer of each annotator would say about each node's label, in
-        nats, to ask the most useful question next. Zero where the annotator has answered."""
+        """``(N, M)``: expected information about each node's label in one more answer, in nats. The
+        largest entry is the best next question. Zero where the annotator has answered."""
         emission: Any = self.field.emission
         probs, size = self.probs.double(), int(self.answers.max()) + 1
         plain = replace(emission, num_answers=size, num_types=None, aligned=emission.named)
@@ -86,7 +86,7 @@ class Consensus:
         return gain.clamp(min=0).masked_fill(self.answers >= 0, 0).to(self.probs)
 
     def summary(self) -> str:
-        """What was fitted, how answers and neighbours count, and warnings."""
+        """Sizes of the data, powers of answers and neighbours, and warnings."""
         there = self.answers >= 0
         number, nodes = int(there.sum()), int(there.any(1).sum())
         powers = ", ".join(f"{name} {power:.2f}" for name, power in self.powers.items())

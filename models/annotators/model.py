@@ -59,6 +59,7 @@ class Annotators:
     :param bool aligned: whether answer ``k`` names label ``k``; false for clusterings. With types
         answers never name labels. The prior of a confusion matrix is then Jeffreys', else each row
         of it counts for one answer, half of it right.
+    :raises ValueError: for a number below two.
     """
 
     num_labels: int
@@ -93,6 +94,8 @@ class Annotators:
         :param options: of :func:`~pyro_nmm.models.fit_field`; one start if answers name labels. For
             more than 50,000 nodes ``num_steps=40, num_chains=2`` are enough.
         :return: the consensus. Cost: as for ``fit_field``, and :math:`O(E C)` for the pool.
+        :raises ValueError: for answers that are no integers, too large or all missing,
+            ``pred_probs`` that are no probabilities, and options below one.
         """
         hood, walk = graph, None
         if not isinstance(hood, Neighborhood):
@@ -158,7 +161,7 @@ class Annotators:
         return ((log_prob - top).exp() @ values["types"].mT).log() + top
 
     def log_prior(self, values: Values, data: Tensor | Answers) -> Tensor:
-        """Of all rows of the parameters, as densities of log-odds."""
+        """Log prior of all rows of the parameters, as densities of log-odds."""
         total = (self._pseudo_counts(values["confusion"]) * values["confusion"].log()).sum()
         if self.num_types is not None:
             total = total + (values["types"].log() / self.num_types).sum()

@@ -1,7 +1,7 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""How good each annotator is: accuracy and information, with intervals."""
+"""Accuracy and information of each annotator, with intervals."""
 
 import math
 from typing import NamedTuple
@@ -39,6 +39,7 @@ def accuracy(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
     :param float level: the probability with which intervals hold the accuracy.
     :return: means and ends of intervals, ``(M,)``. Cost of a consensus of ``A`` answers: 100 times
         20 steps of EM, :math:`O(N C + A C)` each.
+    :raises ValueError: if answers name no labels, and for a ``level`` outside of (0, 1).
     """
     must = "annotators whose answers name labels, aligned and without num_types: see information"
     confusion, share = _by_label(field, f"accuracy needs {must}", named=True)
@@ -63,6 +64,7 @@ def information(field: HiddenField | Consensus, level: float = 0.9) -> Quality:
 
     :param field: as for :func:`accuracy`.
     :return: ``(M,)`` means and ends, as of :func:`accuracy`, at the same cost.
+    :raises ValueError: for a field of another emission, and a ``level`` outside of (0, 1).
     """
     confusion, share = _by_label(field, "information needs a field fitted to Annotators")
     joint = confusion * share[:, None, :, None]

@@ -43,6 +43,7 @@ class FieldRun:
         disagree.
     :param int num_draws: of each of ``num_chains`` chains of Gibbs sweeps, after the fit.
     :param progress: wraps the range of steps, as in ``Steps``. Default a bar.
+    :raises ValueError: for a number below one.
     """
 
     num_starts: int = 5
@@ -86,6 +87,8 @@ def fit_field(
     :param Tensor known: ``(N,)`` true labels of some nodes, -1 elsewhere.
     :param options: keywords of :class:`~pyro_nmm.models.hidden.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
+    :raises ValueError: for data, ``edge_attr`` or ``known`` labels of a wrong shape or value, and
+        options below one.
     """
     check_all_rows(hood)
     edge_attr = as_edge_attr(hood, edge_attr)
@@ -124,6 +127,7 @@ def leave_one_out(field: HiddenField, data: Any) -> Tensor:
     :param data: the data of the fit. At nodes of known labels, the value is of the observation
         and the label.
     :return: Cost: 20 sweeps of every chain, each as in :func:`fit_field`.
+    :raises ValueError: for anything but a :class:`HiddenField`, and data that its emission refuses.
     """
     if not isinstance(field, HiddenField):
         raise ValueError(f"field must be a HiddenField, got {type(field)}")

@@ -37,7 +37,10 @@ class Emission(Protocol):
         """``C``."""
 
     def check(self, hood: Neighborhood, data: Any) -> Any:
-        """``data`` as the other methods take it, or an error that names what is wrong."""
+        """``data`` as the other methods take it.
+
+        :raises ValueError: names what is wrong.
+        """
 
     def start(self, data: Any, hood: Neighborhood) -> Values:
         """Parameters to begin a fit with, at random where there is a choice."""
@@ -100,6 +103,8 @@ class NormalEmission:
     tensor([1.0000, 0.9990, 0.0000, 0.5000])
 
     :param int num_labels: ``C``.
+    :raises ValueError: for fewer than two labels; in methods for data of a wrong shape, infinite,
+        or missing or constant in a whole column.
     """
 
     num_labels: int
@@ -146,7 +151,7 @@ class NormalEmission:
         return log_prob
 
     def log_prior(self, values: Values, data: Tensor) -> Tensor:
-        """Of means and variances, as a density of means and of logarithms."""
+        """Log prior of means and variances, as a density of means and of logarithms."""
         mean, variance = values["mean"], values["variance"]
         centre, spread = _centre(data)
         off = spread + (mean - centre).square() / 2

@@ -37,6 +37,7 @@ class FieldPrior(nn.Module):
 
     :param Tensor edge_attr: the features, if any. Their standard deviations are the units in which
         :math:`\beta` is learned.
+    :raises ValueError: for fewer than two labels, and ``edge_attr`` of a wrong shape.
     """
 
     unit: Tensor
@@ -119,6 +120,7 @@ def hidden_field(
     :param data: observations of the nodes, as :meth:`Emission.check` returns them.
     :param inputs: of the prior: features of the edges, or what a network takes.
     :return: ``(..., N)`` labels. Cost: :math:`O(E + N C)`, and the emission's.
+    :raises ValueError: if ``prior`` returns ``relabel``, or the evidence is no table ``(N, C)``.
     """
     alpha, logits, *relabel = prior(hood, *inputs)
     if any(channel is not None for channel in relabel):
@@ -191,7 +193,7 @@ class HiddenField:
         return self.probs.argmax(-1)
 
     def entropy(self) -> Tensor:
-        """``(N,)``: of every node's label, in nats."""
+        """``(N,)``: entropy of every node's label, in nats."""
         return torch.special.entr(self.probs).sum(-1)
 
     @torch.no_grad()
@@ -201,7 +203,10 @@ class HiddenField:
 
     @torch.no_grad()
     def latents(self, data: Any) -> EvidenceConditional:
-        """:math:`q(c, u \\mid w)` at the fitted parameters, for all other queries."""
+        """:math:`q(c, u \\mid w)` at the fitted parameters, for all other queries.
+
+        :raises ValueError: for data that the emission refuses.
+        """
         data = self.emission.check(self.hood, data)
         evidence = self.emission.log_prob(self.values, data)
         allowed = allowed_labels(self.known, self.hood, self.emission.num_labels)

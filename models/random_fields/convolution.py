@@ -35,6 +35,8 @@ class ConvolutionalNMM(nn.Module):
     torch.Size([30, 2])
 
     :param int radius: of the windows, as in ``Neighborhood.grid``.
+    :raises ValueError: for an even ``kernel``; in a call for wider windows, and a field that has a
+        batch, other labels, or edges other than :func:`grid_edges`.
     """
 
     def __init__(

@@ -72,6 +72,8 @@ class MarginalField(GraphDistribution):
     :param Tensor stay: ``(N,)`` mask of the nodes of :math:`S`. Default: the others are the
         largest of the field's :meth:`~PairwiseMRF.colors`, as far as their neighbours have at
         most 4096 labellings.
+    :raises ValueError: for a field with a batch, an edge between two nodes that are summed out, and
+        such a node whose neighbours have more than 4096 labellings; methods as in the field.
     """
 
     shown = "num_nodes", "num_classes"

@@ -59,6 +59,7 @@ def mean_field(
     :param float tolerance: change of a probability that ends the at most ``num_sweeps`` sweeps.
     :return: the best marginals, and losses in nats. Cost: :math:`O(S K (P C + N C^2))` a
         sweep, with ``K`` colours of the graph.
+    :raises ValueError: for a field with a batch, bad ``starts``, and options out of range.
     """
     nodes: Any = slice(None)
     if isinstance(field, MarginalField):
@@ -130,6 +131,8 @@ class MeanFieldCorrection(nn.Module):
         marginals :math:`m`, ``(N, C)``; returns :math:`a`, ``(N, C)``, and :math:`s`.
     :param options: keywords of :func:`~pyro_nmm.guides.mean_field`, which runs in every call
         without ``marginals``: few sweeps and starts save time if a network serves many fields.
+    :raises ValueError: in a call, as the network and :func:`~pyro_nmm.guides.mean_field`.
+    :raises TypeError: in a call, for ``options`` that ``mean_field`` lacks.
     """
 
     def __init__(self, network: nn.Module, **options: Any) -> None:

@@ -58,6 +58,8 @@ class PairwiseMRF(GraphDistribution):
     :param Tensor unary: ``(..., N, C)``, :math:`u_i(k)`, in nats.
     :param Tensor strength: ``(..., P)`` or ``(..., 1)``, :math:`w_{ij}`.
     :param Tensor interaction: ``(C, C)`` symmetric, :math:`\phi`.
+    :raises ValueError: for wrong shapes, terms that are not finite, pairs that repeat, and an
+        ``interaction`` that is not symmetric; in methods for labels out of range and wide graphs.
     """
 
     shown = "num_nodes", "num_edges", "num_classes"
@@ -166,6 +168,7 @@ def ising(edges: Array, coupling: Array | float, field: Array) -> PairwiseMRF:
     :param Tensor edges: as for :class:`PairwiseMRF`; of images :func:`grid_edges`.
     :param Tensor coupling: :math:`J`, a number, ``(..., 1)`` or ``(..., P)``.
     :param Tensor field: ``(..., N)``, :math:`h`.
+    :raises ValueError: for wrong shapes, values that are not finite, and pairs that repeat.
     """
     field = as_expected("field", field, ("...", "N"), kind="float")
     unary = torch.stack([-field, field], -1)
@@ -182,6 +185,8 @@ def potts(edges: Array, coupling: Array | float, unary: Array) -> PairwiseMRF:
     >>> target = potts(torch.tensor([[0], [1]]), coupling=0.7, unary=torch.zeros(2, 3))
     >>> target.log_potential(torch.tensor([[2, 2], [0, 1]]))
     tensor([0.7000, 0.0000])
+
+    :raises ValueError: as :func:`ising`, and for fewer than two labels.
     """
     unary = expect("unary", as_tensor("unary", unary), ("...", "N", ("C", 2)), note="C >= 2")
     interaction = torch.eye(unary.shape[-1], dtype=unary.dtype, device=unary.device)
@@ -198,6 +203,8 @@ def ising_posterior(image: Array, coupling: float = 1.0, sigma: float = 2.0) -> 
 
     >>> ising_posterior(torch.randn(4, 6)).num_nodes
     24
+
+    :raises ValueError: for an image that is no matrix, and values that are not finite or positive.
     """
     image = as_expected("image", image, (("height", 1), ("width", 1)), kind="float")
     check_positive(sigma=sigma)
@@ -213,6 +220,8 @@ def grid_edges(height: int, width: int, device: Device | None = None) -> Tensor:
     >>> grid_edges(2, 2)
     tensor([[0, 2, 0, 1],
             [1, 3, 2, 3]])
+
+    :raises ValueError: for a side below one.
     """
     check_integers(1, height=height, width=width)
     pixel = torch.arange(height * width, device=device).view(height, width)
@@ -227,6 +236,8 @@ def coarse_to_fine(height: int, width: int, device: Device | None = None) -> Ten
 
     >>> coarse_to_fine(3, 3)
     tensor([0, 2, 6, 8, 4, 1, 3, 5, 7])
+
+    :raises ValueError: for a side below one.
     """
     return torch.argsort(coarseness(height, width, device), stable=True)
 

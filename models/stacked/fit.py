@@ -50,6 +50,7 @@ def temperature_scaling(scores: Array, y: Array, held_out: NodeSet) -> float:
 
     :param Tensor scores: ``(N, C)`` finite logits, with labels ``y``, ``(N,)``.
     :param Tensor held_out: mask ``(N,)`` or node ids of some nodes.
+    :raises ValueError: for scores that are not finite, wrong held-out labels, and an empty set.
     """
     scores = as_scores(scores, None).detach()
     held_out = as_set(held_out, len(scores), scores.device, "held_out")

@@ -115,7 +115,7 @@ class PooledScores(nn.Module):
     "Maximum Likelihood with Bias-Corrected Calibration is Hard-To-Beat at Label Shift Adaptation",
     ICML).
 
-    **Scores that say nothing**, such as zeros, yield to the shares :math:`\bar\pi` of the fit's
+    **Uninformative scores**, such as zeros, yield to the shares :math:`\bar\pi` of the fit's
     labels, shrunk by five labels. :math:`\zeta = \min(1, \prod_i \bar p_{y_i} / p_{i y_i})` over
     held-out labels is near zero if they are much likelier than under the nodes' mean :math:`\bar p`
     of the softmax. The prior of :math:`\lambda` rises with :math:`\zeta`.
@@ -131,6 +131,7 @@ class PooledScores(nn.Module):
     True
 
     :param bool scores_alone: whether :math:`s` is the only parameter, and ``terms`` the first one.
+    :raises ValueError: for fewer than two labels, wrong shapes, and scores that are not finite.
     """
 
     temperature: Tensor  #: :math:`t`, set by temperature scaling and not fitted

@@ -98,8 +98,8 @@ class StackedNMM(nn.Module):
     pool's NMM then has a share :math:`w`, fitted too: each node takes its label from temperature
     scaling with probability :math:`1 - w`.
 
-    **Few labels, no classifier.** The labels' shares replace scores that say nothing, such as
-    zeros. If nothing is left of the scores, every known label is held out in one of five folds.
+    **Few labels, no classifier.** The labels' shares replace uninformative scores, such as zeros.
+    If they replace the scores entirely, each known label is held out in one of five folds.
 
     **Heterophilous graphs.** With a matrix :math:`H` of :func:`~pyro_nmm.models.compatibility`, a
     label that a node takes from another one passes through :math:`(1 - \rho) I + \rho H`.
@@ -116,6 +116,8 @@ class StackedNMM(nn.Module):
     :param Tensor compatibility: ``(C, C)``, :math:`H`, whose rows sum to one.
     :param dict prior: means and standard deviations of normal priors that replace the priors in
         :attr:`prior`, for example ``{"gamma": (1.0, 0.5)}``. A fit begins at the means.
+    :raises ValueError: for a ``prior`` of unknown parameters; in methods for wrong shapes, scores
+        that are not finite, and sets that overlap.
     """
 
     pool: PooledScores  #: :math:`P`
@@ -125,7 +127,7 @@ class StackedNMM(nn.Module):
     similarity: Tensor  #: :math:`\beta`
     odds: Tensor  #: :math:`\log \rho / (1 - \rho)`, if there is a matrix
     compatibility: Tensor | None
-    share: Tensor  #: :math:`w`, 1 unless folds were fitted, with a pool, or scores say nothing
+    share: Tensor  #: :math:`w`, 1 unless folds were fitted with a pool, or scores are uninformative
     evidence: Evidence | None  #: of a fit with a pool: what :meth:`summary` prints
     updated: Tensor  #: whether :meth:`update` was the last fit
     deviations: Tensor  #: ``(16, d)``: draws of all parameters, minus the fitted ones
@@ -323,9 +325,9 @@ class StackedNMM(nn.Module):
         new: NodeSet | None = None, num_draws: int = NUM_DRAWS, stages: Array | None = None,
     ) -> Posterior:  # fmt: skip
         """The distribution of all labels given the known ones, averaged over draws of the
-        parameters around the fit: a few hundred held-out labels leave them uncertain, and intervals
-        of counts would be too narrow without the draws. ``known`` may select no node. Labels that
-        are evidence about choices have 64 draws of these, as in
+        parameters around the fit. Without the draws, intervals of counts would be too narrow.
+        ``known`` may select no node. Labels that are evidence about choices have 64 draws of
+        choices, as in
         :meth:`~pyro_nmm.NeighborMixture.condition`.
 
         :param Tensor new: mask ``(N,)`` or ids of known labels from which the classifier did not
@@ -336,6 +338,8 @@ class StackedNMM(nn.Module):
             block has a joint distribution given all earlier ones. The posterior then has
             ``log_likelihood``, of all nodes of the blocks before its last one, ``sample`` and
             ``counts``. A block costs a pool, :math:`O(E C)` 20 times.
+        :raises ValueError: before :meth:`fit`, for more than 16 draws, and ``stages`` without a
+            pool.
         """
         check_integers(0, num_draws=num_draws)
         if num_draws > NUM_DRAWS:

@@ -162,6 +162,7 @@ def random_blocks(nodes: Tensor, number: int, seed: int = 0) -> Tensor:
 
     :param Tensor nodes: ``(N,)`` boolean mask.
     :return: ``(N,)`` the block ``0..number - 1`` of each node.
+    :raises ValueError: for a ``number`` below one, and ``nodes`` that are no mask.
     """
     check_integers(1, number=number)
     some = expect("nodes", nodes, ("N",), kind="mask").nonzero()[:, 0]

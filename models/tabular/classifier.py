@@ -140,6 +140,9 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         or one of its nearest fitted rows. Rows of :meth:`fit` are in ``label_distributions_``.
 
         Cost: six predictions of the classifier, and a pass over the graph of :meth:`fit`.
+
+        :raises ValueError: after a fit with ``graph``, and for rows with other columns.
+        :raises sklearn.exceptions.NotFittedError: before :meth:`fit`.
         """
         check_is_fitted(self, "stacked_")
         if self._neighbors is None:
@@ -172,7 +175,10 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return self.classes_[best]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy on rows with a label; ``y`` as for :meth:`fit`."""
+        """Accuracy on rows with a label; ``y`` as for :meth:`fit`.
+
+        :raises ValueError: if no row has a label, and as :meth:`predict_proba`.
+        """
         X = self._checked(X, False, self.neighbors is not None)
         y, known = self._labels(y, X)
         if not known.any():
@@ -181,7 +187,10 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
         return accuracy_score(y[known].tolist(), self.predict(X)[known], sample_weight=weight)
 
     def summary(self) -> str:
-        """How often labelled neighbours agree, held-out NLL by candidate, and the NMM's share."""
+        """Agreement of labelled neighbours, held-out NLL by candidate, and the NMM's share.
+
+        :raises sklearn.exceptions.NotFittedError: before :meth:`fit`.
+        """
         check_is_fitted(self, "stacked_")
         _, labels, known = self._fitted
         edges = torch.stack([self.hood_.source, self.hood_.target])

@@ -39,6 +39,7 @@ class AveragedPosterior(Posterior):
     by default: new labels change what is known about choices, not about the parameters.
 
     :param Sequence members: posteriors ``(B,)`` of the same nodes, given the same labels.
+    :raises ValueError: for no members, and members of other graphs or given other labels.
     """
 
     def __init__(self, members: Sequence[Posterior]) -> None:
@@ -77,13 +78,13 @@ class AveragedPosterior(Posterior):
         return _mean([member.pairwise(pairs) for member in self.members])
 
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
-        """``(...)``: of labels ``(..., K)`` of a few nodes, see :meth:`Posterior.log_marginal`."""
+        """``(...)``: :meth:`Posterior.log_marginal` of labels ``(..., K)`` of a few nodes."""
         return _log_mean([member.log_marginal(nodes, labels) for member in self.members])
 
     def log_likelihood(
         self, y: Tensor, observed: Tensor | None = None, num_particles: int = 64
     ) -> Tensor:
-        """Of labels ``(N,)``, with so many particles a member: :meth:`Posterior.log_likelihood`."""
+        """:meth:`Posterior.log_likelihood` of labels ``(N,)``, with so many particles a member."""
         return _log_mean([p.log_likelihood(y, observed, num_particles) for p in self.members])
 
     @torch.no_grad()

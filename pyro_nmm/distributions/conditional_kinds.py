@@ -71,6 +71,8 @@ class OrderedConditional(Conditional):
     :param Tensor observed: ``(N,)`` boolean mask of observed nodes, default all.
     :param Tensor order: ``(n,)`` order of the observed node ids for the batch, default random.
     :param str estimator: see the table.
+    :raises ValueError: for wrong shapes or values, labels out of range, an incomplete ``order``,
+        and an unknown ``estimator``; in :meth:`sweep` for choices of no neighbour.
     """
 
     def __init__(
@@ -129,6 +131,8 @@ class EvidenceConditional(Conditional):
     :param Tensor evidence: log-likelihoods in nats, ``(..., N, C)``, or ``(..., num_edges, C)``
         if they depend on the edge that a label comes over; unobserved entries are never read.
     :param bool relabels: whether edges change borrowed labels, so that :meth:`posterior` refuses.
+    :raises ValueError: as :class:`OrderedConditional`, and for evidence that is NaN, ``inf``, or
+        ``-inf`` at every label of a node.
     """
 
     def __init__(

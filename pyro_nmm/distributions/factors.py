@@ -59,6 +59,7 @@ class NeighborChoice(GraphDistribution):
     :param Neighborhood hood: the neighbourhoods of all or of some nodes.
     :param Tensor logits: ``(..., num_edges)`` attention scores in the order of ``hood``, see
         :func:`~pyro_nmm.edge_values`; ``-inf`` switches an edge off.
+    :raises ValueError: for a wrong shape, NaN, ``inf``, or ``-inf`` at all edges of a row.
     """
 
     shown = ("hood",)
@@ -129,6 +130,7 @@ class ChosenLabels(GraphDistribution):
 
     :param Tensor alpha: ``(..., N, C)`` concentrations, as for :class:`~pyro_nmm.NeighborMixture`.
     :param Tensor choices: ``(..., n)`` node ids :math:`c_i` in ``0..N - 1``.
+    :raises ValueError: for wrong shapes, ``alpha`` that is not positive, and choices out of range.
     """
 
     shown = "num_labels", "num_sources", "num_classes"

@@ -72,6 +72,8 @@ class MembershipMixture(GraphDistribution):
 
     :param Tensor log_odds: ``(..., N, K)``, :math:`\lambda`.
     :param float temperature: :math:`\tau`.
+    :raises ValueError: for wrong shapes, log-odds that are not finite, a ``temperature`` that is
+        not positive, and an unknown ``estimator``.
     """
 
     has_rsample = True

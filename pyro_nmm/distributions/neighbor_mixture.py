@@ -69,6 +69,8 @@ class NeighborMixture(GraphDistribution):
         ``edge_index``: :func:`~pyro_nmm.edge_values` puts values of PyG's edges into it.
     :param Tensor relabel: stochastic matrices ``(..., num_edges, C, C)`` that edges apply to
         labels; see :mod:`pyro_nmm.relabel`.
+    :raises ValueError: for wrong shapes, types and devices, and values that are not positive
+        (``alpha``), not numbers (``logits``) or not stochastic (``relabel``).
     """
 
     shown = "hood", "num_classes"
@@ -133,6 +135,8 @@ class NeighborMixture(GraphDistribution):
     ) -> EvidenceConditional:
         """:math:`q(c, u \\mid w)` of latent labels. If edges relabel, evidence is of borrowed
         labels, ``(..., num_edges, C)``, and there is no posterior.
+
+        :raises ValueError: for evidence of nodes if edges relabel; also as ``EvidenceConditional``.
         """
         arguments = self.hood, self.alpha, self.logits, evidence, observed, order
         relabels = not self.channel.keeps
@@ -153,6 +157,8 @@ class NeighborMixture(GraphDistribution):
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         r"""``(...)``: exact :math:`\log p(y_\tau)` of labels ``(..., K)`` of a few distinct nodes
         ``(K,)``, the paper's equation (3). Cost: :math:`O(K^2 \prod_{i \in \tau} |n(i)|)`.
+
+        :raises ValueError: for nodes that repeat, and more than 2²⁰ joint choices.
         """
         nodes = as_nodes(self.hood, nodes)
         part = self.parameters.of_rows(self.hood.take(nodes))
@@ -177,6 +183,8 @@ class NeighborMixture(GraphDistribution):
     def pairwise(self, pairs: Tensor) -> Tensor:
         """``(..., P, C, C)``: exact joint distributions of labels of pairs of node ids ``(2, P)``.
         Cost: :math:`O(E C)` for edges into the nodes, :math:`O(C^2)` for each common neighbour.
+
+        :raises ValueError: for node ids out of range.
         """
         check_pairs(self.hood, pairs)
         tables = marginals.pair_marginals(self.hood, self.alpha, self.logits, pairs, self.channel)
@@ -192,6 +200,7 @@ class NeighborMixture(GraphDistribution):
         :param Tensor y: ``(..., N)`` labels, read where ``observed`` only.
         :param Tensor observed: ``(N,)`` boolean mask :math:`\tau`, default all nodes.
         :return: ``(num_samples, ...)``. Terms of nodes are :meth:`OrderedConditional.log_terms`.
+        :raises ValueError: for labels out of range where ``observed``.
         """
         check_integers(1, num_samples=num_samples)
         q = self.in_order(y, observed)
@@ -218,6 +227,7 @@ class NeighborMixture(GraphDistribution):
         :param Tensor order: ``(N,)`` node ids; every order gives a bound. Default ascending.
         :return: ``(num_samples,)``, in nats. Cost: :math:`O(E C)` a sample, with gradients
             :math:`O(E C^2)`.
+        :raises ValueError: for a batch, edges that relabel, and an ``order`` without all nodes.
         """
         check_plain("entropy_bound", self.batch_shape)
         self._of_kept_labels("entropy_bound")
@@ -253,6 +263,7 @@ class NeighborMixture(GraphDistribution):
         :param Tensor order: ``(N,)`` node ids in an order that both sets follow, default random. A
             mixture that was fitted in one order is estimated best in it.
         :return: ``(...)``, an estimate for each element of the batch.
+        :raises ValueError: for labels out of range, sets that overlap, or an incomplete ``order``.
         """
         hood = self.hood
         every = torch.ones(hood.num_nodes, dtype=torch.bool, device=hood.device)
@@ -307,6 +318,7 @@ class NeighborMixture(GraphDistribution):
         :param int num_sweeps: at each point, both ways. Raise it if the error is too large.
         :return: ``log_likelihood`` and ``standard_error``, ``(...)`` each. Cost:
             :math:`O(E)` times chains, points, and twice the sweeps.
+        :raises ValueError: for labels out of range, and another ``num_points``.
         """
         options = num_chains, num_points, num_sweeps
         if given is None:

@@ -47,7 +47,7 @@ class PathEstimate(NamedTuple):
 def path_likelihood(
     rows: Neighborhood, entries: Entries, num_chains: int, num_points: int, num_sweeps: int
 ) -> PathEstimate:
-    """Of each of ``B`` batch elements of ``entries``. Cost: points times sweeps times chains."""
+    """Estimates for ``B`` batch elements of ``entries``. Cost: points times sweeps times chains."""
     check_integers(1, num_chains=num_chains, num_sweeps=num_sweeps, num_points=num_points)
     if num_points < 5 or num_points % 4 != 1:
         raise ValueError(f"num_points must be one of 5, 9, 13, ..., got {num_points}")

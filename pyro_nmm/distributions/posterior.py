@@ -161,6 +161,8 @@ class Posterior:
         r"""Estimate of :math:`\log p(y_\rho \mid y_\tau)`, in nats, of labels ``(N,)`` where
         ``observed``, default all others, by importance weights of draws that continue components:
         see :meth:`NeighborMixture.log_likelihood`. Cost: :math:`O(P E_\rho)` for ``P`` particles.
+
+        :raises ValueError: for labels out of range, and a label that contradicts an observed one.
         """
         check_integers(1, num_particles=num_particles)
         (new, labels), provenance = untracked(*self._new("log_likelihood", y, observed))
@@ -185,7 +187,10 @@ class Posterior:
         return self._marginals(self.hood)
 
     def pairwise(self, pairs: Tensor) -> Tensor:
-        """``(P, C, C)``: :meth:`NeighborMixture.pairwise`, at its cost for each component."""
+        """``(P, C, C)``: :meth:`NeighborMixture.pairwise`, at its cost for each component.
+
+        :raises ValueError: for node ids out of range.
+        """
         check_pairs(self.hood, pairs)
         size, weights, tables = self.num_classes, self.components.weights, []
         for block in blocks(pairs.shape[1], size**2):
@@ -211,6 +216,8 @@ class Posterior:
         r"""``(*sample_shape, K)``: joint draws of labels of distinct nodes ``(K,)``, default all:
         components by their weight, then choices, then labels from urns that hold the observed ones.
         Cost: :math:`O(E + K (C + \log K) + n \log n)` a draw, ``E`` the edges into these nodes.
+
+        :raises ValueError: for nodes that repeat or are out of range.
         """
         nodes = as_nodes(self.hood, nodes)
         shape, components, seen = as_shape(sample_shape), self.components, self.observed[nodes]
@@ -232,6 +239,9 @@ class Posterior:
     def log_marginal(self, nodes: Tensor, labels: Tensor) -> Tensor:
         r"""``(...)``: :math:`\log p(y_\kappa \mid y_\tau)` of labels ``(..., K)`` of a few distinct
         nodes ``(K,)``; ``-inf`` if an observed node has another label.
+
+        :raises ValueError: for nodes that repeat, labels out of range, and more than 2²⁰ joint
+            choices.
         """
         nodes = as_nodes(self.hood, nodes)
         labels = check_labels(self.hood, labels, len(nodes))
@@ -261,6 +271,9 @@ class Posterior:
         * ``"joint"``: the joint mode of a small set of nodes, over all :math:`C^K` labellings.
         * ``"sequential"``: node after node, the most certain first, each given all earlier ones.
           Linear in the edges and in the components: condition with some dozens of ``num_samples``.
+
+        :raises ValueError: for another ``method``, ``"joint"`` with more than 2²⁰ labellings, and
+            ``"sequential"`` if edges relabel.
         """
         nodes, labels, size = as_nodes(self.hood, nodes), self.labels.clone(), self.num_classes
         # Labels that differ between components have a mode too, jointly with others.
@@ -285,7 +298,10 @@ class Posterior:
 
     @torch.no_grad()
     def counts(self, sets: Sequence[NodeSet], label: int, num_samples: int = 1000) -> Tensor:
-        """``(num_samples, S)``: draws of how many nodes have a label, in sets of ids or masks."""
+        """``(num_samples, S)``: draws of how many nodes have a label, in sets of ids or masks.
+
+        :raises ValueError: for a label out of range, and ``sets`` that are no sequence of sets.
+        """
         check_integers(0, label=label)
         check_integers(1, num_samples=num_samples)
         if label >= self.num_classes:

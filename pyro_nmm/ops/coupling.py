@@ -29,7 +29,7 @@ from pyro_nmm.ops.sweeps import sweep
 
 
 class Meetings(NamedTuple):
-    """How many sweeps chains take until they meet."""
+    """Numbers of sweeps until two chains meet."""
 
     times: Tensor  #: ``(P,)`` of pairs, by the chain that is ahead; ``inf`` if they did not meet
     lag: int  #: by how many sweeps it is ahead
@@ -56,7 +56,7 @@ class Meetings(NamedTuple):
 def meeting_time(
     rows: Neighborhood, entries: Entries, draw: Draw, lag: int, max_sweeps: int
 ) -> float:
-    """Of two chains from two draws. Cost: of twice as many sweeps, :math:`O(E C)` each."""
+    """Meeting time of chains from two draws. Cost: twice as many sweeps, :math:`O(E C)` each."""
     from pyro_nmm.compiled.coupling import coupled
 
     entries, _ = shift_evidence(rows, entries)

@@ -140,7 +140,7 @@ class Wide:
         return ChoiceGroups(self.rows, self.labels, self.num_classes, self.size)
 
     def counts(self, draw: Draw) -> tuple[Tensor, Tensor]:
-        """What the edges of a draw met, see :func:`met`."""
+        """Counts that each edge of a draw saw, see :func:`met`."""
         chosen = indicator(numbers_of(draw, self.size), self.rows.num_edges)
         return self.as_counts(*self.groups.earlier(chosen))
 
