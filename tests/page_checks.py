@@ -66,7 +66,6 @@ def compatibility(found, printed):
 
 @of("distributed.md")
 def distributed(found, printed):
-    assert found["convolved"].network.omega.grad is not None
     data, network, batch = found["data"], found["network"], found["batch"]
     hood = Neighborhood(data.edge_index, 34)
     with torch.no_grad():
