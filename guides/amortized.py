@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 class AmortizedNMM(SharedForward[NeighborMixture]):
     r"""A network :math:`(\alpha, \text{logits}) = f_\theta(X)` and an NMM as one pair of model and
-    guide for Pyro's SVI, with the sites of :func:`~pyro_nmm.models.nmm`. The network runs once a
-    step with vectorized particles, so both programs see the same dropout mask.
+    guide for Pyro's SVI, with the sites of :func:`~pyro_nmm.models.nmm`: the paper's equation (8).
+    The network runs once a step of vectorized particles, so both programs see one dropout mask.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
     >>> from pyro.optim import Adam

@@ -40,8 +40,8 @@ class FieldGuide(SharedForward[NeighborMixture]):
         & \mathrm{KL}\big(p(y) \,\|\, p^*(y) / Z\big) - \log Z \\
             & \le -E_p \sum_i H\big(p(y_i \mid y_{<i}, c_{<i})\big) - E_p[\log p^*(y)]
 
-    The loss of Pyro's ``TraceGraph_ELBO`` is the right-hand side, in two factors: ``energy`` in the
-    model and ``entropy`` in the guide. :func:`fit_mixture` adds a schedule.
+    The loss of Pyro's ``TraceGraph_ELBO`` is the right-hand side, the paper's equation (10), in two
+    factors: ``energy`` in the model and ``entropy`` in the guide.
 
     >>> from pyro.infer import TraceGraph_ELBO
     >>> from pyro_nmm.models import FreeNMM, grid_edges, ising

@@ -45,20 +45,19 @@ class FieldGibbs(MCMCKernel):
 
     Sweeps draw the choices of each field, and its labels if these are latent, given the continuous
     sites :math:`\theta` and the other fields; then :math:`\theta` moves. :math:`\log p(y, c \mid
-    \theta)` is a closed form with a gradient, so nothing is approximate:
+    \theta)` is a closed form with a gradient, so no step is approximate:
 
     .. math::
 
         c, y_{\text{latent}} \sim p(c, y_{\text{latent}} \mid \theta, x), \qquad
         \theta \sim p(\theta \mid c, y, x) .
 
-    Choices nearly fix the parameters that made them, so the second is a short way. For up to eight
-    numbers ``num_moves`` Metropolis steps of :math:`\theta` and all choices together come before:
-    choices follow :math:`\theta` to a proposal by ``num_sweeps`` sweeps at parameters between, as
-    in "Taking Bigger Metropolis Steps by Dragging Fast Variables" (Neal 2005), with less noise
-    (:mod:`pyro_nmm.ops.annealing`). Then parameters take a step along the gradient, preconditioned
-    by the Hessian and over-relaxed (:mod:`pyro_nmm.guides.langevin`): to the other side of where
-    choices hold them. A warm-up fits all of these. More than 100 numbers move by NUTS alone.
+    Given the choices, parameters move little. With up to eight parameters, ``num_moves`` Metropolis
+    steps therefore change :math:`\theta` and all choices together: choices follow to the proposed
+    parameters by ``num_sweeps`` sweeps at parameters between, as in "Taking Bigger Metropolis Steps
+    by Dragging Fast Variables" (Neal 2005), with less noise (:mod:`pyro_nmm.ops.annealing`). Then
+    parameters take an over-relaxed step along the gradient, preconditioned by the Hessian
+    (:mod:`pyro_nmm.guides.langevin`). Warm-up tunes both. More than 100 parameters move by NUTS.
 
     Fields of counts, of :func:`~pyro_nmm.models.nmm_counts`, have counts of choices in place of
     choices. Their parameters take a step given label distributions, and one given choices, without
@@ -98,8 +97,8 @@ class FieldGibbs(MCMCKernel):
     :param model: a Pyro program, without subsampling and vectorized particles.
     :param kernel: of the continuous sites, in place of the steps along the gradient: a class such
         as ``NUTS``, ``HMC`` or ``RandomWalkKernel``, and its ``options``.
-    :param int num_sweeps: Gibbs sweeps of a joint move; without these, before each of its steps.
-        Default 20, or one before a step along the gradient.
+    :param int num_sweeps: Gibbs sweeps of a joint move, :math:`O(E)` each; without joint moves,
+        sweeps before each of its steps. Default 20, or one before a step along the gradient.
     :param int num_moves: joint moves before each of its steps.
     :raises ValueError: for a program with no field, a tempered field, a discrete site whose values
         cannot be enumerated, and random sites that ``poutine.block`` hides.

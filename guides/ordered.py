@@ -34,7 +34,7 @@ def ordered_guide(
     estimator: Estimator | Chains = "reward_to_go",
 ) -> None:
     r"""The parameter-free guide of :func:`~pyro_nmm.models.nmm`: choices node after node from
-    :math:`q(c \mid y)`, then ``z`` from its conjugate posterior.
+    :math:`q(c \mid y)`, the paper's equation (6), then ``z`` from its conjugate posterior.
 
     .. math::
 

@@ -275,7 +275,7 @@ class Compatibility(nn.Module):
     >>> relabel.shape
     torch.Size([7, 2, 2])
 
-    :param nn.Module network: a network of ``alpha`` and ``logits`` alone.
+    :param nn.Module network: a network of ``alpha`` and ``logits`` alone. Cost: :math:`O(E C^2)`.
     :raises ValueError: for fewer than two labels, and sources that are no nodes.
     """
 

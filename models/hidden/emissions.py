@@ -94,7 +94,7 @@ class NormalEmission:
         \mu_{kd} \mid \sigma_{kd} \sim \mathrm{Normal}(m_d, \sigma_{kd}^2)
 
     where :math:`m_d` and :math:`s_d^2` are the data's mean and variance: the prior counts for one
-    node. Data are ``(N, D)`` floats, in which NaN is missing.
+    node. Data are ``(N, D)`` floats, in which NaN is missing. Cost: :math:`O(N D C)` a step.
 
     >>> emission = NormalEmission(num_labels=2)
     >>> x = torch.tensor([[0.0], [0.2], [4.0], [torch.nan]])

@@ -34,7 +34,7 @@ class ConvolutionalNMM(nn.Module):
     >>> alpha.shape
     torch.Size([30, 2])
 
-    :param int radius: of the windows, as in ``Neighborhood.grid``.
+    :param int radius: of windows, as in ``Neighborhood.grid``. Cost: linear in pixels and filters.
     :raises ValueError: for an even ``kernel``; in a call for wider windows, and a field that has a
         batch, other labels, or edges other than :func:`grid_edges`.
     """

@@ -49,7 +49,7 @@ def temperature_scaling(scores: Array, y: Array, held_out: NodeSet) -> float:
     tensor([0.7500, 0.2500])
 
     :param Tensor scores: ``(N, C)`` finite logits, with labels ``y``, ``(N,)``.
-    :param Tensor held_out: mask ``(N,)`` or node ids of some nodes.
+    :param Tensor held_out: mask ``(N,)`` or ``n`` node ids. Cost: :math:`O(n C)` a step of LBFGS.
     :raises ValueError: for scores that are not finite, wrong held-out labels, and an empty set.
     """
     scores = as_scores(scores, None).detach()

@@ -39,7 +39,7 @@ def relaxed_logits(log_odds: Tensor, temperature: float) -> RelaxedLogits:
 
 
 class MembershipMixture(GraphDistribution):
-    r"""Relaxed binary vectors of nodes, each drawn with the log-odds of a chosen neighbour.
+    r"""Relaxed binary vectors with the log-odds of a chosen neighbour, the paper's section 5.3.
 
     .. math::
 
