@@ -53,7 +53,7 @@ def load(args) -> tuple[Data, list[str]]:
 
 def split_links(data: Data, seed: int) -> list[Data]:
     """Graphs with 85 percent of the links, and with labelled pairs to validate and to test."""
-    torch.manual_seed(seed)
+    pyro.set_rng_seed(seed)  # PyG draws pairs without a link by Python's generator
     options = {"is_undirected": True, "add_negative_train_samples": False}
     return RandomLinkSplit(num_val=0.05, num_test=0.1, **options)(data)
 
@@ -85,20 +85,22 @@ def main(args) -> dict:
     data, names = load(args)
     train, val, test = (part.to(args.device) for part in split_links(data, args.seed))
     held_out = torch.cat([val.edge_label_index, test.edge_label_index], 1)
-    result, pairs, curves = {}, {}, {}
+    result, groups = {}, {}
     for guide in args.guide:
         pyro.clear_param_store()
         pyro.set_rng_seed(args.seed)
-        pairs[guide] = build(args, train, guide)
+        pair = build(args, train, guide)
         start = time.perf_counter()
-        curves[guide] = fit_links(
-            pairs[guide], train.edge_index, train.x, held_out, num_steps=args.num_steps,
+        losses = fit_links(
+            pair, train.edge_index, train.x, held_out, num_steps=args.num_steps,
             progress=partial(progress_bar, desc=NAMES[guide]),
         )  # fmt: skip
         seconds = (time.perf_counter() - start) / args.num_steps
-        last = curves[guide][-len(curves[guide]) // 10 :]
-        result[guide] = evaluate(pairs[guide], train, test)
+        last = losses[-len(losses) // 10 :]
+        result[guide] = evaluate(pair, train, test)
         result[guide] |= {"loss": sum(last) / len(last), "s/step": seconds}
+        if args.output:
+            groups[NAMES[guide]] = communities(pair, train)
     print(f"{'':12}" + "".join(f"{name:>10}" for name in result[guide]))
     for guide, row in result.items():
         values = zip(row.values(), (2, 2, 4, 4), strict=True)
@@ -106,18 +108,14 @@ def main(args) -> dict:
     links, tested = data.num_edges // 2, int(test.edge_label.sum())
     print(f"{data.num_nodes} nodes, {links} links, {tested} of them for testing")
     if args.output:
-        groups = communities(list(pairs.values())[-1], train)
-        curves = {NAMES[guide]: curve for guide, curve in curves.items()}
-        draw(args.output, data, names, *groups, curves)
+        draw(args.output, data, names, groups)
     return result
 
 
-def communities(
-    pair: DGLFRMGuide, train: Data, number: int = 6, num_samples: int = 50
-) -> tuple[Tensor, Tensor]:
+def communities(pair: DGLFRMGuide, train: Data, number: int = 6, num_samples: int = 50) -> Tensor:
     """
-    Community of every node, largest first, and the node's fit to it, by clustering the vectors
-    that have the links' log-odds as inner products.
+    Community of every node, largest first, by clustering the vectors that have the links' log-odds
+    as inner products.
     """
     pair.eval()
     with torch.no_grad():
@@ -127,9 +125,8 @@ def communities(
     factors = F.normalize(torch.stack(draws).mean(0), dim=-1).cpu()
     clusters = KMeans(min(number, train.num_nodes), n_init=10, random_state=0).fit(factors.numpy())
     label = torch.from_numpy(clusters.labels_).long()
-    fit = (factors * torch.from_numpy(clusters.cluster_centers_)[label]).sum(-1)
     rank = label.bincount().argsort(descending=True).argsort()
-    return rank[label], fit
+    return rank[label]
 
 
 def parser() -> ArgumentParser:

@@ -1,45 +1,47 @@
 # Copyright the pyro-nmm contributors
 # SPDX-License-Identifier: Apache-2.0
 
-"""Links by inferred community, the bound over steps, and members of the communities."""
+"""A graph whose nodes have the colours of their communities, by each guide."""
 
 from __future__ import annotations
 
-import textwrap
-
-import torch
-from matplotlib.patches import Rectangle
+import networkx
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torch_geometric.utils import to_dense_adj
+from torch.nn.functional import one_hot
+from torch_geometric.utils import to_networkx
 
-from drawing import BLUE, VERMILION, canvas, save
+from drawing import PALETTE, canvas, save
 
 
-def draw(output, data, names: list[str], community: Tensor, fit: Tensor, curves: dict) -> None:
-    figure, axes = canvas(1, 3, (13, 5), font=11)
-    order = (2 * community - fit / fit.abs().max()).argsort()
-    matrix = to_dense_adj(data.edge_index.cpu(), max_num_nodes=data.num_nodes)[0]
-    axes[0].imshow(matrix[order][:, order], cmap="gray_r", interpolation="nearest")
-    sizes, start = community.bincount().tolist(), 0
-    for number, size in enumerate(sizes):
-        box = Rectangle((start - 0.5, start - 0.5), size, size, fill=False, ec="#E69F00", lw=1.5)
-        axes[0].add_patch(box)
-        axes[0].text(start + size, start, f"{number + 1}", color="#B45F06", weight="bold", va="top")
-        start += size
-    axes[0].set(title="Links, sorted by community", xlabel="node", ylabel="node")
-    for (name, curve), color in zip(curves.items(), (VERMILION, BLUE), strict=False):
-        smooth = -torch.tensor(curve).unfold(0, min(20, len(curve)), 1).mean(-1)
-        axes[1].plot(range(len(curve) - len(smooth), len(curve)), smooth, color=color,
-                     label=name)  # fmt: skip
-    axes[1].set(title="Lower bound, mean of 20 steps", xlabel="step",
-                ylabel="nats a pair of nodes")  # fmt: skip
-    axes[1].legend(frameon=False, loc="lower right")
-    axes[1].set_ylim(bottom=-torch.tensor(list(curves.values())).quantile(0.9).item())
-    axes[2].axis("off")
-    axes[2].set_title("Communities: typical members", loc="left")
-    for number, size in enumerate(sizes):
-        members = [names[i] for i in order.tolist() if community[i] == number][:9]
-        more = f" and {size - len(members)} more" * (size > len(members))
-        text = textwrap.fill(f"{number + 1}: {', '.join(members)}{more}", 52)
-        axes[2].text(0, 1 - number / len(sizes), text, va="top", transform=axes[2].transAxes)
+def draw(output, data, names: list[str], communities: dict[str, Tensor]) -> None:
+    """A panel for each guide; each community of the first has the name of its largest node."""
+    graph = to_networkx(data, to_undirected=True)
+    place = networkx.kamada_kawai_layout(graph)
+    degree = dict(graph.degree)
+    figure, axes = canvas(1, len(communities), (6.5 * len(communities), 5), font=12, squeeze=False)
+    first = next(iter(communities.values()))
+    members = [(first == k).nonzero().flatten().tolist() for k in first.unique()]
+    largest = [max(nodes, key=lambda i: degree[i]) for nodes in members]
+    for axis, (title, community) in zip(axes[0], communities.items(), strict=True):
+        colors = [PALETTE[k] for k in matched(community, first)]
+        networkx.draw_networkx_edges(graph, place, ax=axis, edge_color="0.8")
+        networkx.draw_networkx_nodes(
+            graph, place, ax=axis, node_color=colors, edgecolors="0.3", linewidths=0.6,
+            node_size=[40 + 12 * degree[i] for i in graph],
+        )  # fmt: skip
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
+        for i in largest:
+            axis.annotate(names[i], place[i], (0, 9), textcoords="offset points", ha="center",
+                          fontsize=10, bbox=box)  # fmt: skip
+        axis.set_title(title)
+        axis.axis("off")
     save(figure, output)
+
+
+def matched(community: Tensor, other: Tensor) -> list[int]:
+    """Communities, renamed after those of another partition that they share most nodes with."""
+    number = int(max(community.max(), other.max())) + 1
+    shared = one_hot(community, number).T @ one_hot(other, number)
+    _, columns = linear_sum_assignment(shared, maximize=True)
+    return [int(columns[k]) for k in community]
