@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-The Neighbor Mixture Model in one file: plain Pyro and torch, on Zachary's karate club. At the end
-every function is compared with the library.
+The Neighbor Mixture Model in plain Pyro on Zachary's karate club, compared with the library.
 
 N nodes have C labels. alpha (N, C) are concentrations. L (N, N) is the attention: node i chooses
 neighbour j with probability L[i, j]. nodes (n,) are the observed nodes, and y (n,) their labels.
@@ -88,12 +87,15 @@ if __name__ == "__main__":
     from pyro_nmm.models import nmm
 
     pyro.set_rng_seed(0)
-    data = KarateClub()[0]  # 34 members, of whom every second has an observed label
-    nodes, observed = torch.arange(0, 34, 2), torch.arange(34) % 2 == 0
+    data, nodes = KarateClub()[0], torch.arange(0, 34, 2)  # every second label is observed
     y, friends = data.y[nodes], data.edge_index[0].bincount().double()
-    alpha = (y.bincount().double() / 17).expand(34, 4)  # the frequency of each label
-    L = attention(data.edge_index, friends.log().expand(34, 34))  # prefers members with friends
+    alpha = (1 + y.bincount(minlength=4).double()).expand(34, 4) / (4 + len(y))  # label frequencies
+    L = attention(
+        data.edge_index, friends.log().expand(34, 34)
+    )  # prefers members with many friends
     given = alpha, L, nodes, y
+
+    observed = torch.isin(torch.arange(34), nodes)
     hood = Neighborhood(data.edge_index, 34)
     mix = NeighborMixture(hood, alpha, L[hood.target, hood.source].log())
     q = mix.choices(data.y, observed, order=nodes)
