@@ -90,9 +90,7 @@ if __name__ == "__main__":
     data, nodes = KarateClub()[0], torch.arange(0, 34, 2)  # every second label is observed
     y, friends = data.y[nodes], data.edge_index[0].bincount().double()
     alpha = (1 + y.bincount(minlength=4).double()).expand(34, 4) / (4 + len(y))  # label frequencies
-    L = attention(
-        data.edge_index, friends.log().expand(34, 34)
-    )  # prefers members with many friends
+    L = attention(data.edge_index, friends.log().expand(34, 34))  # proportional to friends
     given = alpha, L, nodes, y
 
     observed = torch.isin(torch.arange(34), nodes)
