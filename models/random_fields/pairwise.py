@@ -280,6 +280,7 @@ def annealed_log_normalizer(
     :param Tensor start: ``(N, C)`` marginals of a further :math:`q`, for example a mean field's.
     :param int num_steps: temperatures :math:`\beta_t`, evenly from 0 to 1, one sweep each.
     :param int num_chains: ``M``, from each start.
+    :raises ValueError: for a field with a batch, bad ``start``, and options out of range.
     :raises UserWarning: if both estimates differ by more than three standard errors, or if fewer
         than a quarter of the chains carry the weight, because the error is then too small.
     """
