@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +24,20 @@ SITE_ONLY = (
 TESTS_ONLY = ((re.compile(r"  # tests: .*$", re.MULTILINE), ""),)  # sizes for short runs
 STYLE = re.compile(r'^plt\.style\.use\("(.*?)"\)$', re.MULTILINE)
 NOTE = """
-*This notebook is a page of the documentation of pyro-nmm. It needs the library with its extra
-`examples`, and no other file.*
+*This notebook is a page of the documentation of pyro-nmm. Its first cell of code installs what it
+needs.*
 """
+#: Packages of imports, for those that the library does not bring.
+PACKAGES = {
+    "matplotlib": "matplotlib",
+    "networkx": "networkx",
+    "pyro_nmm.datasets.digits": "scikit-learn",
+    "pyro_nmm.datasets.letters": "matplotlib",
+    "pyro_nmm.models.tabular": "scikit-learn",
+    "scipy": "scipy",
+    "sklearn": "scikit-learn",
+    "torch_geometric.utils.to_networkx": "networkx",
+}
 
 
 def parts(text: str) -> Iterator[tuple[str, str]]:
@@ -39,11 +52,38 @@ def parts(text: str) -> Iterator[tuple[str, str]]:
     yield "markdown", text[end:]
 
 
+def imported(codes: list[str]) -> Iterator[str]:
+    """Dotted names that code imports."""
+    for node in (node for code in codes for node in ast.walk(ast.parse(code))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            yield from (prefix + alias.name for alias in node.names)
+
+
+def packages(page: Path) -> list[str]:
+    """Requirements of a page beside the library, with the bounds of the extra ``examples``."""
+    names = imported([text for kind, text in parts(page.read_text()) if kind == "code"])
+    needed = {
+        package
+        for name in names
+        for known, package in PACKAGES.items()
+        if f"{name}.".startswith(f"{known}.")
+    }
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    bounds = project["project"]["optional-dependencies"]["examples"]
+    return [bound for bound in bounds if bound.partition(">=")[0] in needed]
+
+
 def settings(style: Path) -> str:
     """The file of a style as code."""
     lines = [line.split(": ", 1) for line in style.read_text().splitlines() if line[0] != "#"]
     entries = "".join(f'    "{name}": {value!r},\n' for name, value in lines)
     return f"plt.rcParams.update({{\n{entries}}})"
+
+
+def with_settings(code: str, folder: Path) -> str:
+    """Code with the settings of a style in the place of its file."""
+    return STYLE.sub(lambda found: settings(folder / found[1]), code)
 
 
 def cells(page: Path) -> list[tuple[str, str]]:
@@ -53,7 +93,7 @@ def cells(page: Path) -> list[tuple[str, str]]:
         for pattern, new in SITE_ONLY if kind == "markdown" else TESTS_ONLY:
             text = pattern.sub(new, text)
         if kind == "code":
-            text = STYLE.sub(lambda found: settings(page.parent / found[1]), text)
+            text = with_settings(text, page.parent)
         if not (text := text.strip("\n")):
             continue
         if kind == "markdown" and joined and joined[-1][0] == kind:
@@ -61,7 +101,9 @@ def cells(page: Path) -> list[tuple[str, str]]:
         else:
             joined.append((kind, text))
     joined[0] = "markdown", joined[0][1] + "\n" + NOTE.rstrip()
-    return joined
+    first = [kind for kind, _ in joined].index("code")
+    install = "%pip install pyro-nmm " + " ".join(f'"{line}"' for line in packages(page))
+    return [*joined[:first], ("code", install.rstrip()), *joined[first:]]
 
 
 def notebook(page: Path) -> str:

@@ -49,10 +49,11 @@ def extras_of(code):
 
 
 class Hidden:
-    """Imports of all packages fail that an installation with these extras does not bring."""
+    """Imports of all packages fail that an installation with these extras, and of packages beside
+    it, does not bring."""
 
-    def __init__(self, extras):
-        brought = {"pyro-nmm", *installed(requirements(extras))}
+    def __init__(self, extras=(), packages=()):
+        brought = {"pyro-nmm", *installed([*requirements(extras), *packages])}
         owners = importlib.metadata.packages_distributions()
         self.names = {
             name for name, owner in owners.items() if not brought & {*map(canonicalize_name, owner)}

@@ -5,14 +5,17 @@
 
 import ast
 import json
+import os
 import re
+import subprocess
+import sys
 
-import matplotlib
 import pyro
 import pytest
 import torch
 from documents import ROOT, TUTORIALS, load
-from matplotlib import pyplot as plt
+from packaging.requirements import Requirement
+from run_tutorial import NOTEBOOKS, cells, shortened
 from sklearn.datasets import load_wine
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import kneighbors_graph
@@ -23,37 +26,41 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.datasets import random_split
 from pyro_nmm.models import StackedNMM
 
-CELL = re.compile(
-    r"^```\{code-cell\} ipython3\n(?:---\n(.*?)---\n)?(.*?)^```$", re.DOTALL | re.MULTILINE
-)
+#: What a notebook installs beside the library.
+INSTALLED = {
+    "borrowed-label": {"matplotlib", "networkx"},
+    "exact-and-bound": {"matplotlib", "networkx"},
+    "few-labels": {"matplotlib", "scikit-learn"},
+    "larger-program": {"matplotlib", "networkx"},
+    "noisy-labels": {"matplotlib", "networkx", "scikit-learn"},
+    "the-paper-in-pyro": {"matplotlib", "networkx"},
+    "variational-family": {"matplotlib"},
+    "your-graph": {"matplotlib", "scikit-learn"},
+    "cortex": {"matplotlib", "scikit-learn", "scipy"},
+}
 
 
-def cells(path):
-    """Options and code of every cell."""
-    return [(options or "", code) for options, code in CELL.findall(path.read_text())]
-
-
-def shortened(code, options=""):
-    """With the numbers that comments have for tests: ``num_steps = 400  # tests: 20``."""
-    if "full-size" in options:  # what the page says of its output, asserted by make docs alone
-        code = re.sub(r"^( *)assert ", r"\1_ = ", code, flags=re.MULTILINE)
-    return re.sub(r"= [\d_.e-]+(,?)  # tests: ([\d_.e-]+)$", r"= \2\1", code, flags=re.MULTILINE)
+def run(path, folder):
+    """In a process of its own, with the packages alone that the page's notebook installs."""
+    command = [sys.executable, str(ROOT / "tests" / "run_tutorial.py"), str(path), str(folder)]
+    options = {"capture_output": True, "text": True, "env": os.environ | {"MPLBACKEND": "Agg"}}
+    return subprocess.run(command, check=False, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_tutorial(path, monkeypatch, capsys):
-    monkeypatch.chdir(path.parent)
-    matplotlib.use("Agg")
-    torch.set_default_dtype(torch.float)
-    pyro.clear_param_store()
-    namespace = {}
-    with matplotlib.rc_context():
-        for number, (options, code) in enumerate(cells(path)):
-            code = compile(shortened(code, options), f"{path.name}, cell {number + 1}", "exec")
-            exec(code, namespace)
-        plt.close("all")
-    assert capsys.readouterr().out
+def test_tutorial(path, tmp_path):
+    """A tutorial needs no file, and a page of the gallery those beside it."""
+    done = run(path, tmp_path if path.parent.name == "tutorials" else path.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+@pytest.mark.slow
+def test_a_package_that_a_notebook_does_not_install_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text('```{code-cell} ipython3\n__import__("sklearn")\n```\n')
+    assert "No module named 'sklearn'" in run(page, tmp_path).stderr
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
@@ -105,9 +112,6 @@ def test_snippet_of_your_graph_on_another_graph():
     assert namespace["threes"].shape == (1000, 2)
 
 
-NOTEBOOKS = load("docs/notebooks.py")
-
-
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_notebook_of_a_tutorial(path):
     """It has every cell that a reader sees, and names nothing that a hidden cell defines."""
@@ -116,7 +120,14 @@ def test_notebook_of_a_tutorial(path):
     for cell in book["cells"]:
         found[cell["cell_type"]].append("".join(cell["source"]))
     seen = [code for options, code in cells(path) if "remove-cell" not in options]
-    assert len(found["code"]) == len(seen)
+    install, *shown = found["code"]
+    assert len(shown) == len(seen)
+    assert install.startswith("%pip install pyro-nmm ")
+    wanted = re.findall(r'"(.*?)"', install)
+    assert {Requirement(line).name for line in wanted} == INSTALLED[path.stem]
+    modules = {name.partition(".")[0] for name in NOTEBOOKS.imported(seen)}
+    brought = {"numpy", "pyro", "pyro_nmm", "torch", "torch_geometric"}
+    assert modules - brought - sys.stdlib_module_names <= NOTEBOOKS.PACKAGES.keys()
     assert "assert " not in "".join(found["code"])
     assert "# tests:" not in "".join(found["code"])
     assert found["markdown"][0].startswith("# ")
@@ -135,15 +146,3 @@ def names_in(codes):
     bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     return bound, {node.id for node in names if isinstance(node.ctx, ast.Load)}
-
-
-def test_a_notebook_runs_in_any_folder(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    matplotlib.use("Agg")
-    namespace = {}
-    path = ROOT / "docs" / "tutorials" / "borrowed-label.md"
-    for kind, code in NOTEBOOKS.cells(path):
-        if kind == "code":
-            exec(compile(code, "borrowed-label.ipynb", "exec"), namespace)
-    plt.close("all")
-    assert "nodes 1 and 3 share a die" in capsys.readouterr().out
