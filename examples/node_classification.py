@@ -141,7 +141,8 @@ def main(args) -> dict:
         post = mix.condition(y, data.train_mask, num_samples=64)
         return mix, post.marginals(), scores(post.marginals(), data, pairs, post.pairwise(pairs))
 
-    results[f"{name} + StackedNMM"] = on_top(logits)[-1]
+    together, rival = f"{name} + StackedNMM", f"{name} + temperature"
+    top, marginals, results[together] = on_top(logits)
 
     # An NMM trained end to end.
     mix, _ = fit_nmm(
@@ -150,20 +151,20 @@ def main(args) -> dict:
     )  # fmt: skip
     post = mix.condition(y, data.train_mask, num_samples=64)
     results[f"NMM-{name}"] = scores(post.marginals(), data, pairs, post.pairwise(pairs))
-    top, marginals, row = on_top(mix.alpha.log())
-    results[f"NMM-{name} + StackedNMM"] = row
+    results[f"NMM-{name} + StackedNMM"] = on_top(mix.alpha.log())[-1]
 
     show(results)
     size = int(data.test_mask.sum())
     joint = top.log_likelihood(y, data.test_mask, data.train_mask, num_particles=64).item() / size
     print(f"{size} test nodes; pairs are the {pairs.shape[1]} edges between them")
-    rival, last = f"{name} + temperature", f"NMM-{name} + StackedNMM"
     print(
-        f"log p(y_test | y_train) per node: {joint:.4f}, last row; "
-        f"sum of marginals of {rival}: {-results[rival]['NLL']:.4f}"
+        f"log p(y_test | y_train) per node: {together} {joint:.4f}, "
+        f"independent labels of {rival} {-results[rival]['NLL']:.4f}"
     )
     if args.output:
-        draw(args, data, top, {rival: scaled, last: marginals})
+        shown = {rival: scaled, together: marginals}
+        shown = {f"{key}: NLL {results[key]['NLL']:.3f}": p for key, p in shown.items()}
+        draw(args, data, top, shown)
     return results | {"joint": joint}
 
 
