@@ -150,7 +150,7 @@ def edge_values(
     :param str reduce: for edges that ``edge_index`` lists several times, as for PyG's ``scatter``:
         ``"sum"`` of attention or weights, ``"mean"``, ``"max"``. They are an error without it.
     :return: ``(..., num_edges)``, with the gradient of the values. Cost: :math:`O(E \log E)`.
-    :raises ValueError: if ``edge_index`` and ``hood`` have other edges, and for wrong values or options.
+    :raises ValueError: if ``edge_index`` and ``hood`` have different edges, or for wrong values.
     """
     from torch_geometric.utils import scatter
 
