@@ -3,6 +3,8 @@
 
 """The Neighbor Mixture Model as a Pyro program: 34 members of a club, 4 observed communities."""
 
+from pathlib import Path
+
 import pyro
 import torch
 from pyro.distributions import LogNormal, Normal
@@ -55,7 +57,18 @@ for _ in range(300):
 check = check_fit(guide, data.y)
 print(check)
 
-mcmc = MCMC(FieldGibbs(model), num_samples=150, warmup_steps=50)  # with a bar of its progress
+with pyro.get_param_store().scope():  # another guide, with parameters of the same names
+    loose = AutoNMM(model, estimator="reward_to_go")  # choices from q(c | y): the ELBO of an NMM
+    svi = SVI(model, loose, ClippedAdam({"lr": 0.1, "lrd": 0.99}), elbo)
+    for _ in range(300):
+        svi.step(data.y)
+    by_elbo = loose.median()["kappa"]
+    with torch.no_grad():
+        by_elbo_draws = torch.stack([loose(data.y)["kappa"] for _ in range(1000)])
+by_chains = guide.median()["kappa"]
+print(f"median of kappa by the ELBO alone: {by_elbo:.2f}; by AutoNMM: {by_chains:.2f}")
+
+mcmc = MCMC(FieldGibbs(model), num_samples=300, warmup_steps=50)  # with a bar of its progress
 mcmc.run(data.y)
 draws = mcmc.get_samples()
 ends = [0.05, 0.95]
@@ -69,3 +82,18 @@ same = learned.pairwise(torch.tensor([[14], [15]])).diagonal(dim1=1, dim2=2).sum
 print(
     f"14 and 15, who have the same friends, agree before a label is seen: {same:.2f}, chance 0.25"
 )
+entropies = []
+for seen in data.train_mask, data.train_mask | (torch.arange(34) == 14):
+    probs = learned.condition(data.y, seen, num_samples=2000).marginals()
+    entropies.append(torch.special.entr(probs).sum(1))
+lost = (entropies[0] - entropies[1])[[15, 18, 20, 22]].mean()
+print(f"the label of 14 takes {lost:.2f} nats of entropy from each of four others with its friends")
+
+if __name__ == "__main__":
+    from drawing.pyro_program import draw
+
+    with torch.no_grad():
+        by_chains = torch.stack([guide(data.y)["kappa"] for _ in range(1000)])
+    kappas = {"MCMC, FieldGibbs": draws["kappa"], "SVI, AutoNMM": by_chains}
+    kappas["SVI, ELBO alone"] = by_elbo_draws
+    draw(Path("output/pyro_program.png"), kappas, data.edge_index, entropies, data.train_mask, 14)

@@ -39,7 +39,9 @@ def test_pyro_program(capsys):
         draws = program.draws[name]
         assert abs(value - draws.median()) < 0.5 * draws.std()
     assert program.same > 0.33
-    assert len(capsys.readouterr().out.splitlines()) == 19
+    assert program.by_elbo > 1.2 * program.guide.median()["kappa"]
+    assert program.lost > 0.1
+    assert len(capsys.readouterr().out.splitlines()) == 21
 
 
 def test_borrowed_label(tmp_path):
