@@ -32,7 +32,7 @@ NUMERICS = tests/distributions tests/models/test_consensus.py \
 	tests/core/test_diagnostics.py tests/core/test_doctests.py tests/core/test_edge_products.py
 
 # The longest first.
-DEMO = crowds few_labels node_classification annotators ising karate borrowed_label
+DEMO = few_labels fonts node_classification annotators ising karate borrowed_label
 
 .PHONY: always demo test test-slow test-benchmarks docs quick portable coverage floor newest extras lint benchmarks clean
 

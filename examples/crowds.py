@@ -4,9 +4,9 @@
 """
 A classifier without a true label: five simulated annotators, of whose answers half are right, are
 asked about some of scikit-learn's 1,797 digits. How many answers does it take, and whom should one
-ask next?
+ask next? Everything is printed for one seed.
 
-    python examples/crowds.py --output output/crowds.png
+    python examples/crowds.py --seed 0
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from argparse import ArgumentParser
 import pyro
 import torch
 from common import options, progress_bar, scores
-from drawing.crowds import draw
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import one_hot
 
@@ -29,7 +28,7 @@ GRAPH, BOTH = "Annotators: graph", "Annotators: graph, regression"
 NAMES = MAJORITY, DAWID_SKENE, GRAPH, BOTH
 #: Of each annotator's answers.
 RIGHT = torch.tensor([0.3, 0.4, 0.5, 0.6, 0.7])
-SHARES, SHOWN = (0.03, 0.1, 0.3, 1.0), 0.1
+SHARES = 0.03, 0.1, 0.3, 1.0
 #: Answers at the start, and in each of the rounds that follow.
 FIRST, MORE, ROUNDS = 500, 250, 4
 
@@ -105,8 +104,6 @@ def main(args) -> dict:
         rows = torch.rand(len(data.y)) < share
         ways = all_ways(data, everything.masked_fill(~rows[:, None], -1))
         results[share] = {name: scores(probs, data.y) for name, probs in ways.items()}
-        if share == SHOWN or len(results) == 1:
-            shown = share, ways
     print(f"{'share of nodes asked':32}", *(f"{share:26.0%}" for share in results))
     print(f"{'':32}", *(f"{'accuracy':>10}{'NLL':>8}{'ECE':>8}" for _ in results))
     for name in NAMES:
@@ -117,15 +114,12 @@ def main(args) -> dict:
         everything = simulate(data.y)
         asked[name] = asking(data, everything, best)
         print(f"{name:20}", *(f"{value:7.3f}" for value in asked[name]))
-    if args.output:
-        numbers = range(FIRST, FIRST + MORE * ROUNDS + 1, MORE)
-        draw(args.output, data.y, results, shown, numbers, asked)
     return {"shares": results, "asked": asked}
 
 
 def parser() -> ArgumentParser:
     shares = list(SHARES), "of nodes asked"
-    return options(__doc__, "crowds.png", shares=shares, seed=0, num_threads=1)
+    return options(__doc__, shares=shares, seed=0, num_threads=1)
 
 
 if __name__ == "__main__":

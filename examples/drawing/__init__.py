@@ -15,8 +15,8 @@ from torch import Tensor
 #: Orange, blue, green and pink of Okabe and Ito.
 ORANGE, BLUE, GREEN, PINK = "#E69F00", "#0072B2", "#009E73", "#CC79A7"
 VERMILION = "#D55E00"
-#: Okabe and Ito's palette for up to seven labels, extended by greys and a wine red.
-PALETTE = (ORANGE, "#56B4E9", GREEN, "#F0E442", BLUE, VERMILION, PINK, "#999999", "#555555",
+#: Okabe and Ito's palette for up to seven labels, extended by grey, black and a wine red.
+PALETTE = (ORANGE, "#56B4E9", GREEN, "#F0E442", BLUE, VERMILION, PINK, "#999999", "#000000",
            "#882255")  # fmt: skip
 
 

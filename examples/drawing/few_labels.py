@@ -39,9 +39,12 @@ def draw(output, rows, digits, known, model, probs) -> None:
     draws = model.posterior_.sample((500,), nodes)
     counts = torch.nn.functional.one_hot(draws, 10).sum(1).numpy()
     low, middle_, high = np.quantile(counts, [0.05, 0.5, 0.95], axis=0)
+    truth = np.bincount(digits[~known])
+    inside = ((low <= truth) & (truth <= high)).sum()
     axis.errorbar(range(10), middle_, [middle_ - low, high - middle_], fmt="none", capsize=4,
                   color=BLUE, label="90 % interval")  # fmt: skip
-    axis.plot(range(10), np.bincount(digits[~known]), "o", ms=4, color="black", label="truth")
-    axis.set(xlabel="digit", ylabel="images", xticks=range(10), title="How many are there?")
+    axis.plot(range(10), truth, "o", ms=4, color="black", label="truth")
+    axis.set(xlabel="digit", ylabel="images", xticks=range(10),
+             title=f"{inside} of 10 counts inside")  # fmt: skip
     axis.legend(frameon=False)
     save(figure, output)

@@ -136,12 +136,12 @@ def test_annotators(tmp_path, monkeypatch):
     assert ((quality.low - 0.03 < rates) & (rates < quality.high + 0.03)).all()
 
 
-def test_crowds(tmp_path, monkeypatch):
+def test_crowds(monkeypatch):
     """Half of the digits: a graph helps, and so does asking."""
     example = load("examples/crowds.py")
     monkeypatch.setattr(example, "digits", lambda: digits().subgraph(torch.arange(900)))
     monkeypatch.setattr(example, "ROUNDS", 1)
-    result = run(example, tmp_path, "--shares", "0.3")
+    result = example.main(example.parser().parse_args(["--shares", "0.3"]))
     for share, ways in result["shares"].items():
         rivals = ways[example.MAJORITY], ways[example.DAWID_SKENE]
         for name in (example.GRAPH, example.BOTH):
