@@ -14,7 +14,6 @@ import pyro
 import pytest
 import torch
 from documents import ROOT
-from torch.nn.functional import nll_loss
 
 from pyro_nmm import Neighborhood, NeighborMixture
 
@@ -28,24 +27,6 @@ def of(name):
         return check
 
     return register
-
-
-def score(probs, data):
-    """Mean log-probability of the labels of the test nodes."""
-    return -nll_loss(probs.clamp(min=1e-12)[data.test_mask].log(), data.y[data.test_mask])
-
-
-@of("index.md")
-def front_page(found, printed):
-    posterior, data = found["posterior"], found["data"]
-    marginals = posterior.marginals()
-    torch.testing.assert_close(marginals.sum(-1), torch.ones(data.num_nodes))
-    known = data.train_mask
-    torch.testing.assert_close(marginals[known].argmax(-1), data.y[known])
-    tables = posterior.pairwise(data.edge_index[:, :10])
-    torch.testing.assert_close(tables.sum(-1), marginals[data.edge_index[0, :10]])
-    if "scores" in found:  # of a trained classifier
-        assert score(marginals, data) > score(found["scores"].softmax(-1), data)
 
 
 @of("pyro.md")

@@ -16,6 +16,11 @@ addEventListener("DOMContentLoaded", () => {
     if (cells.some((cell) => cell.textContent.length > 60)) {
       wrapper.firstElementChild.classList.add("sentences");
       cells.forEach((cell) => { if (heads[cell.cellIndex]) cell.dataset.head = heads[cell.cellIndex]; });
+      // Columns with more words are wider.
+      wrapper.querySelectorAll("thead th").forEach((head, k) => {
+        const words = cells.filter((cell) => cell.cellIndex === k).map((cell) => Math.sqrt(cell.textContent.length));
+        head.style.width = `${words.reduce((a, b) => a + b, 0)}em`;
+      });
     } else if (wrapper.scrollWidth > wrapper.clientWidth) {
       wrapper.classList.add("wide");
     }

@@ -39,7 +39,7 @@ def draw(
     graph = nx.Graph(edges.T.tolist())
     place = nx.kamada_kawai_layout(graph)
     x, y = zip(*(place[i] for i in range(graph.number_of_nodes())), strict=True)
-    titles = f"{int(observed.sum())} labels observed (red)", f"the label of {added}, too"
+    titles = f"{int(observed.sum())} labels observed (orange)", f"the label of {added}, too"
     for axis, entropy, title in zip(graphs, entropies, titles, strict=True):
         nx.draw_networkx_edges(graph, place, ax=axis, edge_color="0.85")
         dots = axis.scatter(x, y, 110, entropy, cmap="Blues", vmin=0.9, vmax=math.log(4),
