@@ -17,7 +17,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
-EXTRAS ?= arviz,conformal,examples,maps,test
+EXTRAS ?= arviz,examples,maps,test
 CONSTRAINTS = constraints.txt
 # Without a file, pip takes the newest versions.
 PIP_CONSTRAINTS = $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
@@ -74,7 +74,7 @@ portable: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow" $(NUMERICS)
 
 floor:  # arviz-stats and libpysal need later versions of others
-	$(MAKE) quick VENV=$(FLOOR) CONSTRAINTS=floor.txt EXTRAS=conformal,examples,test
+	$(MAKE) quick VENV=$(FLOOR) CONSTRAINTS=floor.txt EXTRAS=examples,test
 
 newest: export PIP_UPGRADE = 1
 newest: export PIP_UPGRADE_STRATEGY = eager
