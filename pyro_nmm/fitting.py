@@ -9,7 +9,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
@@ -71,26 +71,16 @@ def with_options(fit: Callable[P, R]) -> Callable[P, R]:
     """A fit whose ``options``, a frozen data class, take the fields that are given as keywords. Its
     last two arguments are ``options`` and the keywords, whose types a ``TypedDict`` states.
     """
-    signature = inspect.signature(fit)
-    *arguments, last, _ = signature.parameters.values()
-    options = {}
-    for field in fields(last.default):
-        default = getattr(last.default, field.name)
-        options[field.name] = last.replace(name=field.name, default=default, annotation=field.type)
-    shown = signature.replace(parameters=[*arguments, *options.values()])
+    *named, last, _ = inspect.signature(fit).parameters.values()
+    known = {parameter.name for parameter in (*named, last)}
 
     @functools.wraps(fit)
     def run(*args: P.args, **keywords: P.kwargs) -> R:
-        for name in keywords.keys() - shown.parameters.keys() - {last.name}:
-            known = ", ".join(shown.parameters)
-            raise TypeError(f"{fit.__name__} takes no argument {name!r}: it takes {known}")
-        changes: Any = {name: keywords.pop(name) for name in options if name in keywords}
-        if changes:
-            given: Any = keywords.get(last.name, last.default)
-            keywords[last.name] = replace(given, **changes)
+        changes: Any = {name: keywords.pop(name) for name in keywords.keys() - known}
+        given: Any = keywords.get(last.name, last.default)
+        keywords[last.name] = replace(given, **changes)
         return fit(*args, **keywords)
 
-    run.__signature__ = shown  # type: ignore[attr-defined]
     return run
 
 
