@@ -271,16 +271,18 @@ class Neighborhood:
             from pyro_nmm.compiled.loops import find
 
             return find(self, choices)
-        keys, first = self._keys
-        key = (choices + first).contiguous()
-        edges = torch.searchsorted(keys[1:], key, right=True)  # the last edge before the first one
-        return edges.masked_fill(keys.index_select(0, edges.flatten()).view_as(key) != key, -1)
+        return self._at(choices + self._keys[1])
 
     @derived
     def _keys(self) -> tuple[Tensor, Tensor]:
         # Ascending numbers of edges and of rows. What is no source must not lead to another row.
         first = torch.arange(self.num_rows, device=self.device) << 32
         return first.index_select(0, self.row) + self.source, first
+
+    def _at(self, wanted: Tensor) -> Tensor:
+        keys = self._keys[0]
+        edges = torch.searchsorted(keys[1:], wanted, right=True)  # the last one before the next
+        return edges.masked_fill(keys[edges] != wanted, -1)
 
     def common_neighbors(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r"""The sources that both rows of a pair of row numbers ``(2, P)`` have: the number of the
@@ -331,10 +333,7 @@ class Neighborhood:
 
 def edges_between(hood: Neighborhood, source: Tensor, row: Tensor) -> Tensor:
     """``(K,)``: the edges from sources to rows ``(K,)``, -1 if none."""
-    # Rows come one after the other and their sources ascend, so the keys are sorted.
-    keys, wanted = (r * hood.num_sources + s for r, s in ((hood.row, hood.source), (row, source)))
-    place = torch.searchsorted(keys, wanted).clamp(max=hood.num_edges - 1)
-    return place.where(keys[place] == wanted, -1)
+    return hood._at((row << 32) + source)
 
 
 def compact(rows: Neighborhood) -> tuple[Neighborhood, Tensor]:
