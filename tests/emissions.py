@@ -50,7 +50,7 @@ def emission_case(name, graph=shared_sources):
 
 def sampled(emission, hood, data, prior, values, *, num_chains=4, num_draws=50, num_sweeps=20):
     """A field of a known prior: its labels and the emission's parameters, drawn in turn."""
-    chains = FieldChains(emission, hood, data, num_chains=num_chains)
+    chains = FieldChains(emission, hood, emission.check(hood, data), None, num_chains)
     terms = chains.terms(prior, values)
     draw = sweeps(hood, terms, chains.first(terms), num_sweeps).draw
     return chains.sample(State(prior, values, draw, 0.0), num_draws)

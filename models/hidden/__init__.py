@@ -5,9 +5,9 @@
 
 from pyro_nmm.models.hidden.em import FieldOptions, FieldRun, fit_field, leave_one_out
 from pyro_nmm.models.hidden.emissions import Emission, NormalEmission, Values, mixture_em
-from pyro_nmm.models.hidden.field import FieldPrior, HiddenField, allowed_labels, hidden_field
+from pyro_nmm.models.hidden.field import FieldPrior, HiddenField, hidden_field
 
 __all__ = [
     "Emission", "FieldOptions", "FieldPrior", "FieldRun", "HiddenField", "NormalEmission", "Values",
-    "allowed_labels", "fit_field", "hidden_field", "leave_one_out", "mixture_em",
+    "fit_field", "hidden_field", "leave_one_out", "mixture_em",
 ]  # fmt: skip

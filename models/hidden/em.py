@@ -10,14 +10,13 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from pyro_nmm import ChosenLabels, NeighborChoice, Neighborhood
-from pyro_nmm.arguments import Array, as_tensor, check_integers, expect, expect_all, expect_device
+from pyro_nmm.arguments import Array, as_tensor, check_integers, expect, expect_all
 from pyro_nmm.fitting import Steps, bar, with_gradients, with_options
 from pyro_nmm.model_arguments import check_all_rows
 from pyro_nmm.models.hidden.emissions import Emission, Values
-from pyro_nmm.models.hidden.field import FieldPrior, HiddenField, allowed_labels
+from pyro_nmm.models.hidden.field import FieldPrior, HiddenField
 from pyro_nmm.ops.entries import Draw, Entries, evidence_entries
 from pyro_nmm.ops.sampling import draw_entries
 from pyro_nmm.ops.sweeps import SweepRecord, Sweeps, left_out, sweeps
@@ -60,9 +59,8 @@ class FieldRun:
 @with_options
 @with_gradients
 def fit_field(
-    emission: Emission, hood: Neighborhood, data: Any, edge_attr: Array | None = None,
-    known: Array | None = None, *, options: FieldRun = FieldRun(),
-    **fields: Unpack[FieldOptions],
+    emission: Emission, hood: Neighborhood, data: Any, edge_attr: Array | None = None, *,
+    options: FieldRun = FieldRun(), **fields: Unpack[FieldOptions],
 ) -> HiddenField:  # fmt: skip
     r"""Fit a field of latent labels, with all parameters, to observations.
 
@@ -84,17 +82,20 @@ def fit_field(
     :param data: observations of ``N`` nodes, as the emission takes them.
     :param Tensor edge_attr: ``(num_edges, F)`` or ``(num_edges,)`` features of the edges, such as
         hops, for the attention of :class:`FieldPrior`; default flat attention.
-    :param Tensor known: ``(N,)`` true labels of some nodes, -1 elsewhere.
     :param options: keywords of :class:`~pyro_nmm.models.hidden.FieldRun`.
     :return: the fitted field. Cost: :math:`O(E C)` a sweep and chain, and the emission's.
-    :raises ValueError: for data, ``edge_attr`` or ``known`` labels of a wrong shape or value, and
-        options below one.
+    :raises ValueError: for data or ``edge_attr`` of a wrong shape or value, and options below one.
     """
     check_all_rows(hood)
-    edge_attr = as_edge_attr(hood, edge_attr)
-    if known is not None:
-        known = as_tensor("known", known, hood.device, masked=-1)
-    chains = FieldChains(emission, hood, data, known, edge_attr, options.num_chains)
+    if edge_attr is not None:
+        edge_attr = as_tensor("edge_attr", edge_attr, hood.device)
+        edge_attr = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
+        note = f"or ({hood.num_edges},)"
+        expect("edge_attr", edge_attr, (hood.num_edges, "F"), like=hood, note=note)
+        good = edge_attr.isfinite() & edge_attr.isreal()
+        expect_all("edge_attr", edge_attr, good, "be finite and real")
+    data = emission.check(hood, data)
+    chains = FieldChains(emission, hood, data, edge_attr, options.num_chains)
     starts = (_fit(chains, turn, options) for turn in range(options.num_starts))
     best = max(starts, key=lambda state: state.score)
     return chains.sample(best, options.num_draws)
@@ -124,15 +125,15 @@ def leave_one_out(field: HiddenField, data: Any) -> Tensor:
     >>> bool(few > every)
     True
 
-    :param data: the data of the fit. At nodes of known labels, the value is of the observation
-        and the label.
+    :param data: the data of the fit.
     :return: Cost: 20 sweeps of every chain, each as in :func:`fit_field`.
     :raises ValueError: for anything but a :class:`HiddenField`, and data that its emission refuses.
     """
     if not isinstance(field, HiddenField):
         raise ValueError(f"field must be a HiddenField, got {type(field)}")
     draw, size = field.chains.draw, len(field.chains.draw.labels)
-    chains = FieldChains(field.emission, field.hood, data, field.known, field.edge_attr, size)
+    data = field.emission.check(field.hood, data)
+    chains = FieldChains(field.emission, field.hood, data, field.edge_attr, size)
     prior, logs = chains.prior_terms(field.prior), []
     # Every chain draws its own parameters, because the fitted ones have seen w_i too.
     last = {name: value[-size:] for name, value in field.draws.items()}
@@ -145,19 +146,6 @@ def leave_one_out(field: HiddenField, data: Any) -> Tensor:
     return math.log(len(predictions)) - (-predictions).logsumexp(0)
 
 
-def as_edge_attr(hood: Neighborhood, edge_attr: Array | None) -> Tensor | None:
-    """``(num_edges, F)`` features, also from ``(num_edges,)``, such as hops or distances."""
-    if edge_attr is None:
-        return None
-    edge_attr = as_tensor("edge_attr", edge_attr, hood.device)
-    if edge_attr.is_complex() or edge_attr.dim() not in (1, 2) or len(edge_attr) != hood.num_edges:
-        shape = f"({hood.num_edges},) or ({hood.num_edges}, F)"
-        raise ValueError(f"edge_attr must hold numbers of shape {shape}, got {edge_attr.shape}")
-    expect_all("edge_attr", edge_attr, edge_attr.isfinite(), "be finite")
-    expect_device("edge_attr", edge_attr, hood.device)
-    return edge_attr.view(hood.num_edges, -1)
-
-
 class State(NamedTuple):
     """Parameters, and the chains' labels and choices under them."""
 
@@ -167,23 +155,20 @@ class State(NamedTuple):
     score: float
 
 
+@dataclass(frozen=True)
 class FieldChains:
     """Chains of labels of one field, given its data: everything but parameters."""
 
-    def __init__(
-        self, emission: Emission, hood: Neighborhood, data: Any, known: Tensor | None = None,
-        edge_attr: Tensor | None = None, num_chains: int = 4,
-    ) -> None:  # fmt: skip
-        self.emission, self.hood, self.known = emission, hood, known
-        self.data = emission.check(hood, data)
-        self.edge_attr, self.num_chains = edge_attr, num_chains
-        self.allowed = allowed_labels(known, hood, emission.num_labels)
+    emission: Emission
+    hood: Neighborhood
+    data: Any  #: checked by the emission
+    edge_attr: Tensor | None
+    num_chains: int
 
     def evidence(self, values: Values) -> Tensor:
-        """``(N, C)``: log-likelihood of the data and of the known labels."""
-        evidence = self.emission.log_prob(values, self.data)
-        expect("evidence of emission", evidence, tuple(self.allowed.shape))
-        return evidence + self.allowed.to(evidence)
+        """``(N, C)``: log-likelihood of the data."""
+        table = self.hood.num_nodes, self.emission.num_labels
+        return expect("evidence of emission", self.emission.log_prob(values, self.data), table)
 
     @torch.no_grad()
     def prior_terms(self, prior: FieldPrior) -> tuple[Tensor, Tensor]:
@@ -233,33 +218,20 @@ class FieldChains:
             draws += values
         # A label that no sweep met is rare, not impossible.
         share = terms[1].sum((0, 1))
-        visits = visits + share / share.sum() * self.allowed.exp()
+        visits = visits + share / share.sum()
         probs = visits / visits.sum(-1, keepdim=True)
         chains = SweepRecord(draw, torch.stack(totals, 1).to(probs))
         stacked = {name: torch.stack([drawn[name] for drawn in draws]) for name in start}
         return HiddenField(
             self.hood, self.emission, prior, start, probs, torch.cat(labels), stacked, score,
-            chains, self.known, self.edge_attr,
+            chains, self.edge_attr,
         )  # fmt: skip
-
-
-def _start(chains: FieldChains) -> Values:
-    """The emission's start. Known labels, if any, give names to labels that have none: the start
-    is then an M-step with the nodes whose labels are known."""
-    emission, data, known = chains.emission, chains.data, chains.known
-    values = emission.start(data, chains.hood)
-    if known is None or getattr(emission, "named", False):
-        return values
-    probs = one_hot(known.clamp(min=0).long(), emission.num_labels) * (known >= 0)[:, None]
-    of_known = emission.maximise(data, probs.to(next(iter(values.values()))), values)
-    # Types have no names, and all nodes tell more about them than the known ones.
-    return values | {"types": of_known["types"]} if "types" in values else of_known
 
 
 def _fit(chains: FieldChains, turn: int, options: FieldRun) -> State:
     """Expectation maximisation from one start."""
     emission, half = chains.emission, options.num_steps // 2
-    values = _start(chains)
+    values = emission.start(chains.data, chains.hood)
     probs = torch.zeros_like(evidence := chains.evidence(values))
     prior = FieldPrior(emission.num_labels, chains.edge_attr).to(evidence)
     # From flat attention a fit may turn to the wrong side for good, so other starts lean.

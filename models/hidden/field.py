@@ -13,7 +13,7 @@ from pyro.distributions import Unit
 from torch import Tensor, nn
 
 from pyro_nmm import EvidenceConditional, Neighborhood, NeighborMixture
-from pyro_nmm.arguments import as_tensor, check_integers, expect, expect_all
+from pyro_nmm.arguments import as_tensor, check_integers, expect
 from pyro_nmm.models.hidden.emissions import Emission, Values
 from pyro_nmm.models.nmm import nmm
 from pyro_nmm.ops.sweeps import SweepRecord
@@ -138,22 +138,6 @@ def hidden_field(
     return y
 
 
-def allowed_labels(known: Tensor | None, hood: Neighborhood, num_labels: int) -> Tensor:
-    """``(N, C)`` evidence of labels ``(N,)``: zero where unknown (-1) and for the known label, else
-    minus infinity."""
-    allowed = torch.zeros(hood.num_nodes, num_labels, device=hood.device)
-    if known is None:
-        return allowed
-    if known.dtype == torch.bool:
-        cure = "torch.where(mask, y, -1)"
-        raise ValueError(f"known must hold labels, -1 where unknown, not a mask: pass {cure}")
-    known = expect("known", known, (hood.num_nodes,), kind="labels", like=hood)
-    good = (known >= -1) & (known < num_labels)
-    expect_all("known", known, good, f"lie in 0..{num_labels - 1}, or be -1 where unknown")
-    other = known[:, None] != torch.arange(num_labels, device=hood.device)
-    return allowed.masked_fill(other & (known >= 0)[:, None], -torch.inf)
-
-
 @dataclass(frozen=True)
 class HiddenField:
     """A fitted field: what :func:`~pyro_nmm.models.fit_field` returns.
@@ -172,7 +156,6 @@ class HiddenField:
     :ivar float score: the mean over nodes of :math:`\\log p(w_i \\mid u_{-i})` in nats. It compares
         starts. For sources and emissions see :func:`~pyro_nmm.models.leave_one_out`.
     :ivar SweepRecord chains: effective sample sizes, and whether chains agree.
-    :ivar Tensor known: ``(N,)``, the known labels of the fit, if any.
     :ivar Tensor edge_attr: ``(num_edges, F)``, the features of the edges, if any.
     """
 
@@ -185,7 +168,6 @@ class HiddenField:
     draws: Values
     score: float
     chains: SweepRecord
-    known: Tensor | None = None
     edge_attr: Tensor | None = None
 
     def predict(self) -> Tensor:
@@ -197,20 +179,14 @@ class HiddenField:
         return torch.special.entr(self.probs).sum(-1)
 
     @torch.no_grad()
-    def mixture(self) -> NeighborMixture:
-        """The prior of the labels."""
-        return NeighborMixture(self.hood, *self.prior(self.hood, self.edge_attr))
-
-    @torch.no_grad()
     def latents(self, data: Any) -> EvidenceConditional:
         """:math:`q(c, u \\mid w)` at the fitted parameters, for all other queries.
 
         :raises ValueError: for data that the emission refuses.
         """
         data = self.emission.check(self.hood, data)
-        evidence = self.emission.log_prob(self.values, data)
-        allowed = allowed_labels(self.known, self.hood, self.emission.num_labels)
-        return self.mixture().latents(evidence + allowed.to(evidence))
+        mixture = NeighborMixture(self.hood, *self.prior(self.hood, self.edge_attr))
+        return mixture.latents(self.emission.log_prob(self.values, data))
 
     def __repr__(self) -> str:
         parts = f"hood={self.hood}, emission={self.emission}, score={self.score:.4g}"

@@ -9,7 +9,6 @@ import math
 import pyro
 import pytest
 import torch
-from crowds import answers_to
 from emissions import EMISSIONS
 from graphs import labellings, parameters, shared_sources, star
 from pyro.infer import SVI, TraceGraph_ELBO
@@ -153,10 +152,8 @@ def test_a_mixture_without_a_graph():
     assert (probs.argmax(-1) == truth).double().mean() > 0.95
 
 
-@pytest.mark.parametrize("known", [None, torch.tensor([0, 1, -1, 1])])
-def test_gradient_is_that_of_the_evidence(known):
-    """Fisher's identity: the mean gradient over labels drawn by sweeps is the enumerated one. With
-    known labels alone it is the gradient of log p(y)."""
+def test_gradient_is_that_of_the_evidence():
+    """Fisher's identity: the mean gradient over labels drawn by sweeps is the enumerated one."""
     edges = add_self_loops(torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]))[0]
     hood, emission = Neighborhood(edges, 4), Annotators(2)
     x, answers = torch.randn(10, 2), torch.tensor([[0, 1], [0, 0], [1, 1], [1, -1]])
@@ -165,9 +162,7 @@ def test_gradient_is_that_of_the_evidence(known):
         prior.share_scores.copy_(torch.tensor([0.4, -0.4]))
         prior.scaled_weight.fill_(0.5)
     values = {"confusion": torch.tensor([[[0.8, 0.2], [0.3, 0.7]], [[0.6, 0.4], [0.1, 0.9]]])}
-    if known is not None:
-        answers[2] = -1  # nothing is known of one node
-    chains = FieldChains(emission, hood, answers, known, x, num_chains=400)
+    chains = FieldChains(emission, hood, answers, x, num_chains=400)
     labels = labellings(4)
     log_data = chains.evidence(values)[torch.arange(4), labels].sum(1)
     log_joint = NeighborMixture(hood, *prior(hood, x)).log_prob(labels) + log_data
@@ -184,20 +179,6 @@ def test_gradient_is_that_of_the_evidence(known):
         draws = torch.stack([each[place] for each in found])
         error = draws.std(0) / len(draws) ** 0.5
         assert ((draws.mean(0) - expected).abs() < 4 * error + 1e-3).all()
-
-
-@pytest.mark.parametrize("kind", ["features", "clusters", "types"])
-def test_known_labels_name_labels(kind):
-    """One start of labels without names: sixteen known labels name them."""
-    halves, hood = torch.arange(144) // 72, Neighborhood.grid(12, 12)
-    known = halves.where(torch.randperm(144) < 16, -1)
-    data = answers_to(halves, [0.8] * 3, missing=0.0, labels=2)
-    emission = Annotators(2, num_types=3 if kind == "types" else None, aligned=False)
-    if kind == "features":
-        emission, data = NormalEmission(2), 2.0 * halves[:, None] + torch.randn(144, 1)
-    field = fit_field(emission, hood, data, known=known, num_starts=1, num_steps=20, num_draws=5)
-    assert (field.predict() == halves).double().mean() > 0.8
-    assert (field.probs.gather(1, halves[:, None])[known >= 0] == 1).all()  # no other is possible
 
 
 def test_edges_of_a_field_do_not_relabel():

@@ -54,10 +54,9 @@ REFUSED = {
     "hood must be a Neighborhood, got.*edge_index, num_nodes": {"hood": torch.tensor([[0], [1]])},
     "hood must be a Neighborhood, got.*return a pair": {"hood": (0, 1)},
     **{name: {name: 0} for name in ("num_starts", "num_steps", "num_draws", "num_chains")},
-    r"known must hold labels, .* torch.where\(mask, y, -1\)": {"known": torch.ones(5).bool()},
-    r"edge_attr must hold numbers of shape \(8,\)": {"edge_attr": torch.zeros(7)},
-    r"of shape \(8,\) or \(8, F\)": {"edge_attr": torch.zeros(8).to(torch.cfloat)},
-    "edge_attr must be finite": {"edge_attr": torch.full((8,), torch.inf)},
+    r"edge_attr must have shape \(8, F\), or \(8,\)": {"edge_attr": torch.zeros(7)},
+    "edge_attr must be finite and real, got 0": {"edge_attr": torch.full((8,), 1j)},
+    "edge_attr must be finite and real, got inf": {"edge_attr": torch.full((8,), torch.inf)},
 }
 
 

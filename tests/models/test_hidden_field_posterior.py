@@ -165,7 +165,7 @@ def test_samples_are_the_joint_posterior(name):
     prior = field_prior()
     torch.nn.init.normal_(prior.share_scores)
     field = sampled(emission, hood, data, prior, values, num_chains=32, num_draws=60)
-    exact = probs_by_enumeration(emission, field.mixture(), data)
+    exact = probs_by_enumeration(emission, NeighborMixture(hood, *field.prior(hood)), data)
     assert field.samples.shape == (1920, 5)
     seen = one_hot(field.samples.long(), 2).double().view(60, 32, 5, 2).mean(0)
     error = seen.std(0) / 32**0.5
@@ -188,7 +188,7 @@ def test_queries_of_a_field(name):
     assert field.predict().equal(field.probs.argmax(-1))
     torch.testing.assert_close(field.entropy(), -(field.probs * field.probs.log()).sum(-1))
     evidence = emission.log_prob(field.values, emission.check(hood, data))
-    exact = field.mixture().log_prob(labellings(5))
+    exact = NeighborMixture(hood, *field.prior(hood)).log_prob(labellings(5))
     exact = exact + evidence[torch.arange(5), labellings(5)].sum(-1)
     marginals = exact.softmax(0) @ one_hot(labellings(5), 2).double().flatten(1)
     found = field.latents(data).posterior(None, num_sweeps=0).marginals()
@@ -215,7 +215,7 @@ def test_leave_one_out(name):
     emission = Firm(2, num_types=emission.num_types)
     prior = field_prior()
     field = sampled(emission, hood, data, prior, values, num_chains=64, num_draws=4)
-    log_prior = field.mixture().log_prob(labellings(5))
+    log_prior = NeighborMixture(hood, *field.prior(hood)).log_prob(labellings(5))
 
     def evidence(table):
         return (log_prior + log_evidence(emission, table)).logsumexp(0)
