@@ -4,6 +4,7 @@
 """The documentation site: make docs."""
 
 import inspect
+import os
 import re
 import sys
 from pathlib import Path
@@ -50,6 +51,7 @@ nb_execution_raise_on_error = True
 # with twice of it a cell that hangs is reported an hour later.
 nb_execution_timeout = 1800
 nb_merge_streams = True
+os.environ["TQDM_DISABLE"] = "1"  # a bar on a page is a widget, whose scripts are on another host
 nb_code_prompt_show = "Code of the picture"  # cells with the tag hide-input
 nb_code_prompt_hide = "Hide the code"
 

@@ -85,10 +85,11 @@ def with_options(fit: Callable[P, R]) -> Callable[P, R]:
 
 
 def bar(steps: Iterable[S]) -> Iterable[S]:
-    """Steps with a bar of their progress, as Pyro's MCMC has."""
+    """Steps with a bar of their progress, as Pyro's MCMC has; ``TQDM_DISABLE=1`` silences it."""
     from tqdm.auto import tqdm
 
-    return tqdm(steps, delay=2, disable=None, leave=False)
+    silent = True if os.environ.get("TQDM_DISABLE") == "1" else None
+    return tqdm(steps, delay=2, disable=silent, leave=False)
 
 
 def minimise(loss: Callable[[], Tensor], parameters: Iterable[Tensor], max_steps: int) -> None:
