@@ -269,26 +269,22 @@ def node_plate(
             what = f"the {len(places)} {'nodes' if index is None else 'measurements'}"
             raise ValueError(f"subsample_size must be at most {what}, got {subsample_size}")
     plate = pyro.plate(name, len(places), subsample_size, dim=dim)
-    return _labels_in_plate(plate, places, numbers, y)
 
+    def config(site: Any) -> Any:  # for guides that compute the evidence of labels
+        return {"nodes": {**site["infer"].get("nodes", {}), plate.name: places}}
 
-@contextmanager
-def _labels_in_plate(
-    plate: Any, places: Tensor, numbers: Tensor, y: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    with plate as part:
-        place = plate.dim - 1
-        y = y.reshape(*[1] * (-place - y.dim()), *y.shape)
-        if y.shape[place] != 1:
-            raise ValueError(
-                f"y has {y.shape[place]} elements in dimension {plate.dim}, the dimension of plate "
-                f"{plate.name!r}: give this plate a dimension of its own by dim="
-            )
-        # For guides that compute the evidence of labels.
-        with infer_config(config_fn=partial(_with_places, plate.name, places)):
-            y = y.squeeze(place).index_select(-1, places[part]).movedim(-1, plate.dim)
-            yield numbers[part], y
+    @contextmanager
+    def labels_in_plate(y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        with plate as part:
+            place = plate.dim - 1
+            y = y.reshape(*[1] * (-place - y.dim()), *y.shape)
+            if y.shape[place] != 1:
+                raise ValueError(
+                    f"y has {y.shape[place]} elements in dimension {plate.dim}, the dimension of "
+                    f"plate {plate.name!r}: give this plate a dimension of its own by dim="
+                )
+            with infer_config(config_fn=config):
+                y = y.squeeze(place).index_select(-1, places[part]).movedim(-1, plate.dim)
+                yield numbers[part], y
 
-
-def _with_places(name: str, places: Tensor, site: Any) -> Any:
-    return {"nodes": {**site["infer"].get("nodes", {}), name: places}}
+    return labels_in_plate(y)
