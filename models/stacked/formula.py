@@ -4,7 +4,7 @@
 """Label probabilities, concentrations and attention of a StackedNMM as functions of parameters."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -200,21 +200,16 @@ def terms_of(data: GraphScores, temperature: Tensor, shares: Tensor, alone: bool
     own = torch.logaddexp((data.scores / temperature).log_softmax(-1) + kept, shares.log())
     if alone:
         return own[None]
-    probs, nearby = own.exp(), mean_of_neighbors(data, own.exp())
+    probs, nearby = own.exp(), mean_of_neighbors(data)(own.exp())
     agreement = (probs * nearby).sum(-1, keepdim=True) - USUAL_AGREEMENT
     return torch.stack([own, (nearby + 1e-3).log(), propagated(data), agreement * own])
 
 
-def mean_of_neighbors(data: GraphScores, values: Tensor, num_steps: int = 0) -> Tensor:
-    """Means of values ``(N, K)`` of neighbours, or label spreading by so many of these steps."""
+def mean_of_neighbors(data: GraphScores) -> Callable[[Tensor], Tensor]:
+    """Means of the neighbours as a function of values ``(N, K)``."""
     hood, ones = data.hood, data.scores.new_ones(data.hood.num_edges)
     matrix = sparse_csr(hood.ptr, hood.source, ones, (hood.num_nodes, hood.num_nodes))
-    total = hood.ptr.diff()[:, None]
-    if not num_steps:
-        return (matrix @ values).div_(total)
-    return label_spreading(
-        lambda reached: (matrix @ reached).div_(total), values, DAMPING, num_steps
-    )
+    return lambda values: (matrix @ values).div_(hood.ptr.diff()[:, None])
 
 
 def propagated(data: GraphScores) -> Tensor:
@@ -223,7 +218,7 @@ def propagated(data: GraphScores) -> Tensor:
     labels = one_hot(data.y.where(known, 0), num_classes).to(data.scores) * known[:, None]
     share = (labels.sum(-2, keepdim=True) + 1) / (labels.sum((-2, -1), keepdim=True) + num_classes)
     columns = labels.movedim(-2, 0)
-    reached = mean_of_neighbors(data, columns.flatten(1), STEPS)
+    reached = label_spreading(mean_of_neighbors(data), columns.flatten(1), DAMPING, STEPS)
     reached = reached.view(columns.shape).movedim(0, -2)
     total = reached.sum(-1, keepdim=True)
     return ((reached + SHRINKAGE * share) / (total + SHRINKAGE)).log() - share.log()
@@ -281,22 +276,18 @@ class Formula:
         has a source of its own, which holds a certain label. With a share below one the others have
         one too, with the probabilities of temperature scaling.
         """
-        from torch_geometric.utils import cumsum
-
-        hood, own = data.hood, data.certain | (self.share < 1)
+        hood, held = data.hood, data.known & ~data.evidence
+        own = held | (self.share < 1)
         if not own.any():
             yield from (NeighborMixture(hood, *parameters) for parameters in every)
             return
-        nodes, kept = own.nonzero()[:, 0], (~data.certain)[hood.row].nonzero()[:, 0]
+        nodes, kept = own.nonzero()[:, 0], (~held)[hood.row].nonzero()[:, 0]
         row, number = torch.cat([hood.row[kept], nodes]), hood.num_nodes + len(nodes)
         order = row.argsort(stable=True)  # the last source of a row has the largest number
         source = torch.cat([hood.source[kept], torch.arange(hood.num_nodes, number).to(nodes)])
-        ptr = cumsum(row.bincount(minlength=hood.num_nodes))
-        wider = Neighborhood.of_rows(
-            hood.num_nodes, hood.nodes, ptr, source[order], num_sources=number
-        )
-        certain, table = data.certain[nodes], inputs[0].softmax(-1)
-        labels = CERTAIN * one_hot(data.y.where(data.certain, 0), table.shape[1]).to(table)
+        wider = Neighborhood(torch.stack([source, row]), hood.num_nodes, number)
+        certain, table = held[nodes], inputs[0].softmax(-1)
+        labels = CERTAIN * one_hot(data.y.where(held, 0), table.shape[1]).to(table)
         rows = torch.where(certain[:, None], labels[nodes], table[nodes]) + EXCLUDED
         keep = torch.eye(table.shape[1]).to(table).expand(len(nodes), -1, -1)
         for alpha, logits, *relabel in every:

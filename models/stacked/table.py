@@ -48,20 +48,14 @@ class GraphScores:
             y = y[:, 0]
         note = "one label per node"
         y = expect("y", y, (hood.num_nodes,), kind="labels", like=hood, note=note).long()
-        if new is None:
-            known = as_set(known, hood.num_nodes, hood.device, "known", empty=True)
-        else:
+        known = as_set(known, hood.num_nodes, hood.device, "known", empty=True)
+        if new is not None:
             known, none = disjoint_masks(hood, known=known, new=new)
         if (every := known | none).any():
             rows = hood.restrict(every)
             cure = "count labels from 0, and leave unlabelled nodes out of train, held_out, known"
             check_label_range(rows, y[rows.nodes], scores.shape[1], "scores have", cure)
         return cls(hood, scores, y, known, none)
-
-    @property
-    def certain(self) -> Tensor:
-        """``(N,)`` mask of labels that are in the pool and are no evidence."""
-        return self.known & ~self.evidence
 
 
 def as_scores(scores: Any, num_nodes: int | None, device: torch.device | None = None) -> Tensor:
