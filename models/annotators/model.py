@@ -13,7 +13,7 @@ from torch.distributions import Categorical, Dirichlet, constraints
 from torch.nn.functional import one_hot
 
 from pyro_nmm import Neighborhood
-from pyro_nmm.arguments import Array, as_expected, check_integers, expect_all
+from pyro_nmm.arguments import Array, as_expected, check_integers, check_range, expect_all
 from pyro_nmm.edges import edges_of
 from pyro_nmm.fitting import with_gradients
 from pyro_nmm.labels import check_same_order, in_label_order
@@ -104,10 +104,7 @@ class Annotators:
             edges, size = edges_of(graph)
             if size is None:
                 size = answers.shape[0] if hasattr(answers, "shape") else len(answers)
-                if edges.numel() and (top := int(edges.max())) >= size:
-                    must = f"answers must have a row for each node, got {size}"
-                    cure = "-1 or NaN is no answer"
-                    raise ValueError(f"graph holds node id {top}, but {must}: {cure}")
+                check_range("graph", edges, size, cure=", the rows of answers: -1 is no answer")
             hood, edge_attr = hops(edges, size)
             walk = Walk.on_graph(edges, size)
         table = self.check(hood, answers).table()
@@ -169,16 +166,14 @@ class Annotators:
 
     def maximise(self, data: Tensor | Answers, probs: Tensor, values: Values) -> Values:
         """Expected shares of answers and of types, under ``probs`` ``(N, C)``."""
-        # Data without some nodes may lack the largest answer.
-        number = values["confusion"].shape[-1] if values else None
         if self.num_types is None:
-            return {"confusion": shares(self._counts(data, probs, number))}
+            return {"confusion": shares(self._counts(data, probs))}
         log_prob = Answers.of(data).evidence(values["confusion"])
         likelihood = (log_prob - log_prob.amax(-1, keepdim=True)).exp()
         share = probs / (likelihood @ values["types"].mT)
         types = values["types"] * (share.mT @ likelihood) + 1 / self.num_types
         of_types = likelihood * (share @ values["types"])
-        return {"confusion": shares(self._counts(data, of_types, number)), "types": shares(types)}
+        return {"confusion": shares(self._counts(data, of_types)), "types": shares(types)}
 
     def draw(self, data: Tensor | Answers, labels: Tensor, values: Values) -> Values:
         """Draws from the Dirichlet posterior of every row, given types that are drawn first."""
@@ -256,7 +251,8 @@ class Annotators:
         return shares(votes.to(torch.get_default_dtype()) + voted / self.num_labels)
 
     def _with_silence(self, table: Tensor) -> tuple["Annotators", Tensor]:
-        """The same model with one more answer, silence, of annotators who give one label only."""
+        """The same model of so many answers, for parts of the nodes too; and one more, silence, of
+        annotators who give one label only."""
         number = self._num_answers(table)
         votes = torch.stack([(table == k).sum(0) for k in range(number)], 1).double()
         most, label = votes.max(1)
@@ -265,7 +261,7 @@ class Annotators:
         by_chance = shares(votes.sum(0))[label] ** most * len(votes)
         one_sided = (most == votes.sum(1)) & (by_chance < 0.01) & (table < 0).any(0)
         if not self.named or not one_sided.any():
-            return self, table
+            return replace(self, num_answers=number), table
         silent = (table < 0) & one_sided
         return replace(self, num_answers=number + 1), table.masked_fill(silent, number)
 
@@ -275,12 +271,14 @@ class Annotators:
         answered = entries.table()[entries.number() > 0].unique(dim=0)
         answers = answered[_draw_places(len(answered), self.num_labels, answered.device)]
         seen = 10 * torch.eye(self.num_labels, device=answers.device).to(torch.get_default_dtype())
-        return {"confusion": shares(self._counts(answers, seen, self._num_answers(data)))}
+        of_all = replace(self, num_answers=self._num_answers(data))
+        return {"confusion": shares(of_all._counts(answers, seen))}
 
-    def _counts(self, data: Tensor | Answers, probs: Tensor, number: int | None = None) -> Tensor:
+    def _counts(self, data: Tensor | Answers, probs: Tensor) -> Tensor:
         """``(M, C, K)``: answers counted with probabilities ``(N, C)``, and the prior's."""
-        number, entries = self._num_answers(data) if number is None else number, Answers.of(data)
-        counts = entries.confusion(probs.index_select(0, entries.node), number).to(probs)
+        entries = Answers.of(data)
+        place = probs.index_select(0, entries.node)
+        counts = entries.confusion(place, self._num_answers(data)).to(probs)
         return counts + self._pseudo_counts(counts)
 
     def _pseudo_counts(self, like: Tensor) -> Tensor:
