@@ -175,7 +175,9 @@ def pool_of(
         potts = walk.potts((1.0 if several else ALONE) * answers.evidence, part)
         gates = [weight, weight, *(gate(prior, answers) for prior in more.values())]
         priors = {"shares": simple.mean(0).expand_as(simple), "walk": ends, "potts": potts} | more
-        priors = {name: _away_from_zero(prior) for name, prior in priors.items()}
+        # Away from zero: a hundredth of this share changes nothing.
+        least = {name: prior.double().clamp(min=1e-4) for name, prior in priors.items()}
+        priors = {name: prior / prior.sum(-1, keepdim=True) for name, prior in least.items()}
         logs = torch.stack([prior.log() for prior in priors.values()], 1)
         if several:
             powers = fit_powers(logs[:, 1:], answers)
@@ -213,12 +215,6 @@ def gate(prior: Tensor, answers: LeftOut) -> float:
     gain = gain.new_zeros(len(there)).index_add(0, answers.node, gain)[there]
     errors = gain.mean() / (gain.std(correction=0) / len(gain) ** 0.5 + 1e-12)
     return (errors - INFORMED + 1).clamp(0, 1).item()
-
-
-def _away_from_zero(probs: Tensor) -> Tensor:
-    """A label around a node has a share of at least 1e-4. A hundredth of it changes nothing."""
-    probs = probs.double().clamp(min=1e-4)
-    return probs / probs.sum(-1, keepdim=True)
 
 
 def fit_powers(log_priors: Tensor, answers: LeftOut) -> Tensor:

@@ -3,7 +3,7 @@
 
 """An NMM on a trained classifier: ``table`` of inputs, ``formula``, ``fit``, ``stages``, class."""
 
-from pyro_nmm.models.stacked.fit import bounded_temperature, temperature_scaling
+from pyro_nmm.models.stacked.fit import temperature_scaling
 from pyro_nmm.models.stacked.formula import PooledScores
 from pyro_nmm.models.stacked.model import StackedNMM
 from pyro_nmm.models.stacked.stages import random_blocks
@@ -11,7 +11,6 @@ from pyro_nmm.models.stacked.stages import random_blocks
 __all__ = [
     "PooledScores",
     "StackedNMM",
-    "bounded_temperature",
     "random_blocks",
     "temperature_scaling",
 ]

@@ -125,19 +125,16 @@ class Fold:
 
 def parts_of(mask: Tensor, number: int) -> list[Tensor]:
     """Masks of parts of equal size, at random."""
-    from torch_geometric.utils import index_to_mask
-
     nodes = shuffled(mask.nonzero()[:, 0])
-    return [index_to_mask(nodes[k::number], len(mask)) for k in range(min(number, len(nodes)))]
+    parts = (nodes[k::number] for k in range(min(number, len(nodes))))
+    return [torch.zeros_like(mask).index_fill(0, part, True) for part in parts]
 
 
 def some_of(mask: Tensor, most: int) -> Tensor:
     """A mask of at most so many of its nodes, at random."""
-    from torch_geometric.utils import index_to_mask
-
     if int(mask.sum()) <= most:
         return mask
-    return index_to_mask(shuffled(mask.nonzero()[:, 0])[:most], len(mask))
+    return torch.zeros_like(mask).index_fill(0, shuffled(mask.nonzero()[:, 0])[:most], True)
 
 
 def shuffled(nodes: Tensor) -> Tensor:

@@ -81,10 +81,9 @@ class StagedPosterior(Posterior):
         """The sum over blocks of :meth:`Posterior.log_likelihood`. ``observed`` holds all nodes of
         the blocks before its last one.
         """
-        from torch_geometric.utils import index_to_mask
-
         nodes, labels = self._new("log_likelihood", y, observed)
-        every, new = self.labels.index_copy(0, nodes, labels), index_to_mask(nodes, len(self.block))
+        every = self.labels.index_copy(0, nodes, labels)
+        new = torch.zeros_like(self.observed).index_fill(0, nodes, True)
         numbers, total = self.block[nodes].unique().tolist(), self.logits.new_zeros(())
         missing = ~self.observed & (self.block < max(numbers, default=0)) & ~new
         if missing.any():

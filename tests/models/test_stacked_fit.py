@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from pyro_nmm import Neighborhood, NeighborMixture, OrderedConditional
 from pyro_nmm.models import StackedNMM, temperature_scaling
-from pyro_nmm.models.stacked import bounded_temperature
 from pyro_nmm.models.stacked.fit import (
     Fold,
     agreement,
+    bounded_temperature,
     deviations,
     evidence_of,
     expected_share,
