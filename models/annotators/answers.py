@@ -81,17 +81,14 @@ def read_answers(data: Any, hood: Neighborhood) -> Tensor:
         raise ValueError(f"answers must hold integers, -1 or NaN if missing, got text: {cure}")
     if hasattr(array, "tocsr") or getattr(array, "layout", torch.strided) != torch.strided:
         raise ValueError("answers must be dense, with -1 for missing ones: label 0 is no gap")
-    shape, must = (hood.num_nodes, "M"), "-1 or NaN if missing"
+    shape, must = (hood.num_nodes, ("M", 1)), "-1 or NaN if missing"
     table = as_expected("answers", array, shape, like=hood, note=must)
     if table.is_floating_point():
         table = table.masked_fill(table.isnan(), -1)
         expect_all("answers", table, table == table.long(), f"hold integers, {must}")
         table = table.long()
     table = expect("answers", table, kind="labels").long()
-    silent = (table == -1).all(0)
-    if silent.all():
-        raise ValueError(f"answers of shape {tuple(table.shape)} hold none: all are -1 or NaN")
-    if silent.any():
+    if (silent := (table == -1).all(0)).any():
         place = int(silent.nonzero()[0])
         raise ValueError(f"answers hold none of annotator {place}: leave that column out")
     return table

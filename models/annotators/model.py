@@ -125,10 +125,9 @@ class Annotators:
     def check(self, hood: Neighborhood, data: Any) -> Answers:
         """Answers of the answers ``(N, M)``, or an error that names what is wrong."""
         table = read_answers(data.table() if isinstance(data, Answers) else data, hood)
-        number, top = self._num_answers(table), int(table.max())
-        if top >= number:
-            cure = "number from 0, or raise num_labels or num_answers"
-            raise ValueError(f"answers must lie in 0..{number - 1}, got {top}: {cure}")
+        must = f"lie in 0..{self._num_answers(table) - 1}"
+        cure = ": number from 0, or raise num_labels or num_answers"
+        expect_all("answers", table, table < self._num_answers(table), must, cure)
         return Answers.of(table)
 
     def start(self, data: Tensor | Answers, hood: Neighborhood) -> Values:

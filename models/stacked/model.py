@@ -169,7 +169,6 @@ class StackedNMM(nn.Module):
         self, hood: Neighborhood, scores: Any, y: Any = None, known: Any = None, new: Any = None
     ) -> GraphScores:
         """A checked graph with scores and labels, which are evidence if scores are alone."""
-        check_hood(hood)
         if (y is None or known is None) and not self.pool.scores_alone:
             raise ValueError(
                 "y and known are needed: the labels that are known, and where, are a part of what "
