@@ -25,7 +25,6 @@ from pyro_nmm.arguments import (
     expect,
     expect_all,
 )
-from pyro_nmm.fitting import ordinary
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.model_arguments import check_hood, in_single
 from pyro_nmm.ops.edge_products import edge_products
@@ -279,8 +278,6 @@ class Compatibility(nn.Module):
 
 def register(name: str, module: nn.Module) -> None:
     """``pyro.module``, and an error if the store has other parameters: they would learn instead."""
-    if not torch.is_inference_mode_enabled():
-        ordinary(module)  # it may have been made there
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* was not registered in the param store")
         pyro.module(name, module)
