@@ -52,7 +52,7 @@ def test_features_of_edges_have_any_type(dtype):
 
 REFUSED = {
     "hood must be a Neighborhood, got.*edge_index, num_nodes": {"hood": torch.tensor([[0], [1]])},
-    "hood must be a Neighborhood, got.*return a pair": {"hood": (0, 1)},
+    "hood must be a Neighborhood, got .*tuple": {"hood": (0, 1)},
     **{name: {name: 0} for name in ("num_starts", "num_steps", "num_draws", "num_chains")},
     r"edge_attr must have shape \(8, F\), or \(8,\)": {"edge_attr": torch.zeros(7)},
     "edge_attr must be finite and real, got 0": {"edge_attr": torch.full((8,), 1j)},
