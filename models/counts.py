@@ -8,16 +8,14 @@ from typing import Any
 import pyro
 import torch
 from pyro.distributions import Dirichlet
-from pyro.ops.provenance import track_provenance
 from torch import Tensor
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import expect, expect_all
 from pyro_nmm.distributions.label_counts import LabelCounts
 from pyro_nmm.distributions.parameters import Parameters
+from pyro_nmm.models.nmm import summed_out
 from pyro_nmm.models.plates import OneEvent, check_plates
-from pyro_nmm.ops.marginals import spread
-from pyro_nmm.provenance import untracked
 
 
 def nmm_counts(
@@ -105,11 +103,9 @@ def nmm_counts(
     batch = torch.broadcast_shapes(prior.batch_shape, total.shape[:-1])
     if obs is not None:
         check_plates(rows, batch)
-    part = prior.of_rows(rows)
     with OneEvent(rows, batch):
         infer: Any = {"nmm_counts": (prior, observed)}  # for FieldGibbs
         z = pyro.sample("z", Dirichlet(prior.alpha).to_event(1), infer=infer)
-        (plain, attention), provenance = untracked(z, part.attention)
-        probs = track_provenance(spread(rows, plain, attention), provenance)
+        counts = LabelCounts(total, summed_out(prior.of_rows(rows), z)).to_event(1)
         obs = None if obs is None else obs.to(prior.alpha.dtype)
-        return pyro.sample("y", LabelCounts(total, probs).to_event(1), obs=obs, infer=infer)
+        return pyro.sample("y", counts, obs=obs, infer=infer)

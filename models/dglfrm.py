@@ -346,9 +346,9 @@ class _AllPairs(torch.autograd.Function):
             x = rows @ columns.T
             p = x.sigmoid()
             # Pairs within the block stand there twice.
-            x_within, p_within = x[:, : len(rows)], p[:, : len(rows)]
-            total += _softplus_sum(x, p) - 0.5 * _softplus_sum(x_within, p_within)
-            p_within *= 0.5
+            softplus, within = F.softplus(x), slice(len(rows))
+            total += softplus.sum(dtype=torch.double) - 0.5 * softplus[:, within].sum()
+            p[:, within] *= 0.5
             grad[start : start + len(rows)] += p @ columns
             grad[start:] += p.T @ rows
         ctx.save_for_backward(grad)
@@ -359,11 +359,3 @@ class _AllPairs(torch.autograd.Function):
     def backward(ctx, upstream: Tensor):
         (grad,) = ctx.saved_tensors
         return upstream * grad
-
-
-def _softplus_sum(x: Tensor, p: Tensor) -> Tensor:
-    r"""Sum of :math:`\log(1 + e^x) = \max(x, 0) - \log \max(p, 1 - p)`, :math:`p = \sigma(x)`."""
-    factors = (p - 0.5).abs_().add_(0.5)
-    # Few logarithms: products of 64 factors that are at least a half do not underflow.
-    logs = [part.prod(0).log().sum(dtype=torch.double) for part in factors.split(64)]
-    return x.relu().sum(1).sum(dtype=torch.double) - torch.stack(logs).sum()

@@ -124,7 +124,7 @@ def nmm(
         if not collapsed:
             if summed:
                 z = pyro.sample("z", Dirichlet(alpha).to_event(1))
-                return pyro.sample("y", _of_all(of_rows, z).to_event(1), obs=obs)
+                return pyro.sample("y", Categorical(summed_out(of_rows, z)).to_event(1), obs=obs)
             z = pyro.sample("z", Dirichlet(alpha).to_event(1), **site)
         c = pyro.sample("c", NeighborChoice(rows, of_rows.logits), **site)
         if predict and obs is not None and event.from_prior and is_prediction():
@@ -157,10 +157,10 @@ def nmm(
     return y
 
 
-def _of_all(part: Parameters, z: Tensor) -> Categorical:
-    """Labels of rows with their choices summed out, the paper's equation (2)."""
+def summed_out(part: Parameters, z: Tensor) -> Tensor:
+    """``(..., n, C)``: probabilities of labels of rows, the paper's equation (2)."""
     (z, attention, channel), provenance = untracked(z, part.attention, part.channel)
-    return Categorical(track_provenance(spread(part.hood, z, attention, channel), provenance))
+    return track_provenance(spread(part.hood, z, attention, channel), provenance)
 
 
 def _of_chosen(z: Tensor, c: Tensor) -> Independent:

@@ -155,10 +155,8 @@ def check_ids(name: str, ids: Tensor, shape: tuple, num_nodes: int, **expected: 
 def as_edges(name: str, edges: Any, like: Any = None) -> Tensor:
     """Integers ``(2, num_edges)``, of a dense tensor, an array or a list, as ``torch.long``."""
     if hasattr(edges, "to_directed"):
-        cure = (
-            "torch.tensor([[row[i], row[j]] for i, j in graph.to_directed().edges]).T of a dict row"
-        )
-        raise ValueError(f"{name} must hold pairs of node ids, got {edges}: pass {cure}")
+        cure = "as_neighborhood takes it"
+        raise ValueError(f"{name} must hold pairs of node ids, got {edges}: {cure}")
     if getattr(edges, "layout", torch.strided) != torch.strided:
         cure = "take PyG's to_edge_index(adj)[0], whose rows are sources"
         raise ValueError(f"{name} must hold pairs of node ids, got a sparse matrix: {cure}")

@@ -36,9 +36,6 @@ def edges_of(graph: Any) -> tuple[Tensor, int | None]:
         return as_edges("graph.edge_index", graph.edge_index), graph.num_nodes
     if hasattr(graph, "tocoo"):
         return _of_sparse(graph.tocoo()), graph.shape[0]
-    if isinstance(graph, tuple):
-        cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
-        raise ValueError(f"graph must be one object, got a tuple: {cure}")
     return as_edges("graph", graph), None
 
 

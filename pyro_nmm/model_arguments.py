@@ -29,8 +29,6 @@ def check_hood(hood: Any) -> None:
     """Refuse what is no neighborhood, as where two arguments are swapped."""
     if not isinstance(hood, Neighborhood):
         cure = "Neighborhood(edge_index, num_nodes) makes one"
-        if isinstance(hood, tuple):
-            cure = "some functions of pyro_nmm.sources return a pair, of which it is the first"
         raise ValueError(f"hood must be a Neighborhood, got {type(hood)}: {cure}")
 
 
