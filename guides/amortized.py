@@ -66,10 +66,6 @@ class AmortizedNMM(SharedForward[NeighborMixture]):
         super().__init__(hood, network, name, NeighborMixture)
         self.collapsed, self.estimator = collapsed, estimator
 
-    def forward(self, *inputs: Any) -> tuple:
-        """The network's output: ``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
-        return self.run(inputs)
-
     def guide(self, *inputs: Any, y: Tensor, observed: Tensor | None = None) -> None:
         """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
         alpha, logits, relabel = Parameters(*self.give(inputs))

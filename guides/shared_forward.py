@@ -81,17 +81,18 @@ class SharedForward(nn.Module, Generic[Family]):
     def mixture(self, *inputs: Any) -> Family:
         """The fitted distribution, for queries: evaluation mode, without gradients."""
         with evaluation(self):
-            outputs = [part if part is None else part.detach() for part in self.run(inputs)]
+            outputs = [part if part is None else part.detach() for part in self(*inputs)]
         return self.family(self.hood, *outputs)
 
-    def run(self, inputs: tuple) -> Any:
+    def forward(self, *inputs: Any) -> Any:
+        """The network's output: ``alpha``, ``logits`` and, if edges relabel, ``relabel``."""
         register(self.name, self.network)
         with NoSites():
             return self.network(self.hood, *inputs)
 
     def give(self, inputs: tuple) -> Any:
         """Runs the network in the guide, and keeps its output."""
-        outputs = self.run(inputs)
+        outputs = self(*inputs)
         self._kept = inputs, self._state(), outputs
         return outputs
 
@@ -99,9 +100,9 @@ class SharedForward(nn.Module, Generic[Family]):
         """The guide's output, or the network's if no guide ran just before."""
         kept, self._kept = self._kept, None
         if kept is None or len(kept[0]) != len(inputs):
-            return self.run(inputs)
+            return self(*inputs)
         same = all(map(operator.is_, kept[0], inputs)) and kept[1] == self._state()
-        return kept[2] if same else self.run(inputs)
+        return kept[2] if same else self(*inputs)
 
     def _state(self) -> tuple:
         versions = [p._version for p in self.network.parameters()]
