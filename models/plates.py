@@ -268,7 +268,7 @@ def node_plate(
         if subsample_size > len(places):
             what = f"the {len(places)} {'nodes' if index is None else 'measurements'}"
             raise ValueError(f"subsample_size must be at most {what}, got {subsample_size}")
-    plate = pyro.plate(name, len(places), subsample_size, dim=dim)
+    plate: Any = pyro.plate(name, len(places), subsample_size, dim=dim)
 
     def config(site: Any) -> Any:  # for guides that compute the evidence of labels
         return {"nodes": {**site["infer"].get("nodes", {}), plate.name: places}}

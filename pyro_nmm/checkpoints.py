@@ -39,14 +39,13 @@ def load_checkpoint(path: str | Path) -> dict | None:
 
     :raises ValueError: for a file that is no checkpoint.
     """
-    if not Path(path).exists():
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except FileNotFoundError:
         return None
-    with Path(path).open("rb") as file:
-        try:
-            return torch.load(file, weights_only=True, map_location="cpu")
-        except Exception as error:  # almost any, for a file of another kind
-            cure = "remove it, or give another path"
-            raise ValueError(f"checkpoint {path} cannot be read ({error}): {cure}") from error
+    except Exception as error:  # almost any, for a file of another kind
+        cure = "remove it, or give another path"
+        raise ValueError(f"checkpoint {path} cannot be read ({error}): {cure}") from error
 
 
 class Checkpoint:
