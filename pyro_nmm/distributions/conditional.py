@@ -183,13 +183,6 @@ class Conditional(GraphDistribution):
             value = value.index_select(-1, self._row_of)
         return value.view(*shape, *self.event_shape)
 
-    def _told(self, draw: Draw, shape: Size) -> Tensor:
-        """The same, whose edges are known when they are asked for next."""
-        value = self._columns(draw, shape)
-        if not self.latent and self.rows is self.observed_rows:
-            self.rows.last_edges.put((value, shape), (draw.edges, None))
-        return value
-
     def _draw(self, shape: Size, keep: bool = True) -> Draw:
         entries, number = self._flat(shape), shape.numel()
         size = number * self.rows.num_edges * (self.num_classes if self.latent else 1)
@@ -231,22 +224,8 @@ class Conditional(GraphDistribution):
         value = as_expected("value", value, shape, kind=kind, like=self.hood).long()
         (value,), provenance = untracked(value)
         shape = self._shape_of(value)
-        if compiled.runs_on(self.hood.device):
-            draw = self._states(value, shape, self.rows)
-            draw = self._swept(draw, shape, num_sweeps)
-            swept = self._told(draw, shape)
-        else:
-            (numbers,) = self.continued(self.numbers(value, shape), shape, num_sweeps)
-            swept = self.values_of(numbers).view(*shape, *self.event_shape)
+        swept, _ = self._advanced(value, shape, num_sweeps)
         return track_provenance(swept, provenance)
-
-    def _swept(self, draw: Draw, shape: Size, num_sweeps: int) -> Draw:
-        """A draw after collapsed sweeps."""
-        entries = self._constants(shape)
-        for part in blocks(num_sweeps, draw.edges.numel()):
-            uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
-            draw, *_ = sweeps.sweep(self.rows, entries, draw, uniforms)
-        return draw
 
     @torch.no_grad()
     def swept_with_shares(
@@ -257,26 +236,32 @@ class Conditional(GraphDistribution):
         rows = self.rows if on_processor else self.observed_rows
         dtype = torch.double if on_processor else self.logits.dtype
         shares = torch.zeros(shape.numel(), rows.num_edges, dtype=dtype, device=rows.device)
-        if on_processor:
-            draw = self._states(value, shape, rows)
-            draw = self._swept(draw, shape, num_before) if num_before else draw
-            drawn: list[Draw] = []
-            for part in blocks(num_sweeps, draw.edges.numel()):
-                uniforms = uniforms_of(rows, part.stop - part.start, len(draw.edges))
-                entries = self._constants(shape)
-                draw, found, *states = sweeps.sweep(rows, entries, draw, uniforms, "shares")
-                drawn += map(Draw, *states)
-                shares += found
-            value = self._told(draw, shape)
-        else:
-            numbers = self.numbers(value, shape)
-            if num_before:
-                (numbers,) = self.continued(numbers, shape, num_before)
-            states = self.continued(numbers, shape, num_sweeps, shares)
+        if num_before:
+            value, _ = self._advanced(value, shape, num_before)
+        value, drawn = self._advanced(value, shape, num_sweeps, shares)
+        return value, (shape, rows, drawn, shares.div_(num_sweeps).to(self.logits.dtype))
+
+    def _advanced(
+        self, value: Tensor, shape: Size, num_sweeps: int, shares: Tensor | None = None
+    ) -> tuple[Tensor, list[Draw]]:
+        """Samples after sweeps; with ``shares`` to add to also the states after each."""
+        if not compiled.runs_on(self.hood.device):
+            states = self.continued(self.numbers(value, shape), shape, num_sweeps, shares)
             value = self.values_of(states[-1]).view(*shape, *self.event_shape)
-            drawn = [self.draw_of(state, shape) for state in states]
-        shares = shares.div_(num_sweeps).to(self.logits.dtype)
-        return value, (shape, rows, drawn[-num_sweeps:], shares)
+            return value, [self.draw_of(state, shape) for state in states]
+        draw, want = self._states(value, shape, self.rows), "" if shares is None else "shares"
+        drawn, entries = [], self._constants(shape)
+        for part in blocks(num_sweeps, draw.edges.numel()):
+            uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
+            draw, *found = sweeps.sweep(self.rows, entries, draw, uniforms, want)
+            if shares is not None:
+                shares += found[0]
+                drawn += map(Draw, *found[1:])
+        value = self._columns(draw, shape)
+        if not self.latent and self.rows is self.observed_rows:
+            # Its edges are known when they are asked for next.
+            self.rows.last_edges.put((value, shape), (draw.edges, None))
+        return value, drawn
 
     def draw_of(self, numbers: Tensor, shape: Size) -> Draw:
         """Edges and labels of entries of observed rows."""

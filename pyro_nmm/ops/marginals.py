@@ -6,7 +6,7 @@
 import torch
 from torch import Tensor
 
-from pyro_nmm.blocks import at_labels, blocks, for_rows
+from pyro_nmm.blocks import blocks, for_rows
 from pyro_nmm.neighborhood import Neighborhood, compact
 from pyro_nmm.relabel import KEEP, Channel
 
@@ -30,13 +30,6 @@ def spread(hood: Neighborhood, mean: Tensor, attention: Tensor, channel: Channel
         messages = channel.of(part).push(mean.index_select(-2, hood.source[part]))
         marginals = marginals.index_add_(-2, hood.row[part], attention[..., part, None] * messages)
     return marginals
-
-
-def node_log_probs(hood: Neighborhood, alpha: Tensor, attention: Tensor, labels: Tensor) -> Tensor:
-    r"""``(..., num_rows)``: :math:`\log p(y_i)`, without a table of all labels."""
-    probs = at_labels(alpha, hood.source, labels.index_select(-1, hood.row))
-    probs = probs / alpha.sum(-1).index_select(-1, hood.source)
-    return hood.sum(attention * probs).log()
 
 
 class PairRows:
