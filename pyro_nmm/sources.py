@@ -152,19 +152,17 @@ def _spread_out(edges: Tensor, num_nodes: int, spacing: int) -> Tensor:
     return chosen
 
 
-def walks(
-    edge_index: Array, num_nodes: int, membership: Array, num_steps: int = 1
-) -> tuple[Neighborhood, Tensor]:
+def walks(edge_index: Array, num_nodes: int, membership: Array) -> tuple[Neighborhood, Tensor]:
     r"""The nodes of a graph, a source for each group of them, such as Louvain's communities, and a
     feature ``(num_edges,)`` of each edge:
 
     .. math::
 
-        x_{ij} = \log \Pr(\text{a walk from } i \text{ ends in group } j) .
+        x_{ij} = \log \Pr(\text{a step from } i \text{ ends in group } j) .
 
-    Each step of the walk goes to a neighbour or stays, with equal probabilities. Attention
-    :math:`\propto \exp(\beta x_{ij})` chooses among groups as the walk does for :math:`\beta = 1`.
-    Cost: :math:`O(E d)` a step, for ``d`` groups in reach of a node.
+    The step goes to a neighbour or stays, with equal probabilities. Attention
+    :math:`\propto \exp(\beta x_{ij})` chooses among groups as the step does for :math:`\beta = 1`.
+    Cost: :math:`O(E \log E)`.
 
     >>> path = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
     >>> hood, feature = walks(path, 4, torch.tensor([0, 0, 1, 1]))
@@ -176,22 +174,15 @@ def walks(
     :param Tensor membership: ``(N,)`` the group of every node, integers from zero.
     :raises ValueError: for node ids out of range, and groups of a wrong shape or negative.
     """
-    from torch_geometric.utils import add_remaining_self_loops, degree, to_undirected
+    from torch_geometric.utils import add_remaining_self_loops, coalesce, degree, to_undirected
 
     edges = as_edge_index(edge_index, num_nodes)
-    check_integers(1, num_steps=num_steps)
     shape, note = (num_nodes,), "one group per node"
     groups = as_expected("membership", membership, shape, kind="labels", like=edges, note=note)
-    device, edges, groups = edges.device, edges.cpu(), groups.cpu()
     expect_all("membership", groups, groups >= 0, "not be negative")
-    edges = to_undirected(edges, num_nodes=num_nodes)
-    edges, _ = add_remaining_self_loops(edges, num_nodes=num_nodes)
-    share = 1 / degree(edges[0], num_nodes, torch.get_default_dtype())[edges[0]]
-    step = sparse_coo(edges, share, (num_nodes, num_nodes))
-    names, groups = groups.unique(return_inverse=True)
-    chance = _ones(torch.stack([torch.arange(num_nodes), groups]), (num_nodes, len(names)))
-    for _ in range(num_steps):
-        chance = torch.sparse.mm(step, chance)
-    node, groups = (chance := chance.coalesce()).indices()
-    hood = Neighborhood(torch.stack([names[groups], node]), num_nodes, int(names[-1]) + 1)
-    return hood.to(device), chance.values().log().to(device)
+    groups, edges = groups.long(), to_undirected(edges, num_nodes=num_nodes)
+    node, near = add_remaining_self_loops(edges, num_nodes=num_nodes)[0]
+    share, number = 1 / degree(node, num_nodes, torch.get_default_dtype()), int(groups.max()) + 1
+    pairs, most = torch.stack([groups[near], node]), max(num_nodes, number)
+    pairs, chance = coalesce(pairs, share[node], most, sort_by_row=False)
+    return Neighborhood(pairs, num_nodes, number), chance.log()

@@ -77,18 +77,17 @@ def test_hops(radius, spacing):
     assert all(min(paths[i].get(node, 99) for node in place) <= spacing for i in range(50))
 
 
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**16))
-def test_walks(num_nodes, num_steps, seed):
-    """Against powers of the dense matrix; edges may repeat, and join a node with itself."""
+@given(st.integers(1, 9), st.integers(0, 2**16))
+def test_walks(num_nodes, seed):
+    """Against the dense matrix; edges may repeat, and join a node with itself."""
     rng = torch.Generator().manual_seed(seed)
     edge_index = torch.randint(num_nodes, (2, 2 * num_nodes), generator=rng)
     membership = torch.randint(3, (num_nodes,), generator=rng)
     near = torch.eye(num_nodes, dtype=torch.double)
     near[edge_index[0], edge_index[1]] = near[edge_index[1], edge_index[0]] = 1.0
-    step = near / near.sum(1, keepdim=True)
     groups = torch.nn.functional.one_hot(membership).double()
-    expected = torch.linalg.matrix_power(step, num_steps) @ groups
-    hood, feature = sources.walks(edge_index, num_nodes, membership, num_steps)
+    expected = near / near.sum(1, keepdim=True) @ groups
+    hood, feature = sources.walks(edge_index, num_nodes, membership)
     found = torch.zeros_like(expected)
     found[hood.target, hood.source] = feature.exp().double()
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
