@@ -6,7 +6,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -118,12 +118,7 @@ def _of_sparse(graph: Any) -> Tensor:
 
 
 def edge_values(
-    hood: Neighborhood,
-    edge_index: Array,
-    values: Array,
-    *,
-    fill_value: float | None = None,
-    reduce: Literal["sum", "mean", "max", "min", "mul"] | None = None,
+    hood: Neighborhood, edge_index: Array, values: Array, *, fill_value: float | None = None
 ) -> Tensor:
     r"""Values of edges in the order of ``hood``, as ``logits`` must be: by row, then by source.
 
@@ -144,21 +139,16 @@ def edge_values(
     :param Tensor values: ``(..., E)``.
     :param float fill_value: for self-loops that ``edge_index`` lacks, an error without it. As a
         logit, 0 is neutral and ``-inf`` switches them off: isolated nodes then have no neighbour.
-    :param str reduce: for edges that ``edge_index`` lists several times, as for PyG's ``scatter``:
-        ``"sum"`` of attention or weights, ``"mean"``, ``"max"``. They are an error without it.
     :return: ``(..., num_edges)``, with the gradient of the values. Cost: :math:`O(E \log E)`.
-    :raises ValueError: if ``edge_index`` and ``hood`` have different edges, or for wrong values.
+    :raises ValueError: if ``edge_index`` and ``hood`` have different edges, for an edge that
+        ``edge_index`` lists twice, and for wrong values.
     """
-    from torch_geometric.utils import scatter
-
     check_all_rows(hood)
     num_sources = hood.num_sources if hood.bipartite else None
     edge_index = as_edge_index(edge_index, hood.num_nodes, num_sources, like=hood)
     shape = "...", edge_index.shape[1]
     values = as_expected("values", values, shape, like=hood, note="one per edge")
     expect_all("values", values, values < torch.inf, "not be NaN or +inf")
-    if reduce not in (None, "sum", "mean", "max", "min", "mul"):
-        raise ValueError(f"reduce must be 'sum', 'mean', 'max', 'min' or 'mul', got {reduce!r}")
     if fill_value is not None and not (isinstance(fill_value, Real) and fill_value == fill_value):
         raise ValueError(f"fill_value must be a number or -inf, got {fill_value!r}")
     place = edges_between(hood, *edge_index)
@@ -170,11 +160,11 @@ def edge_values(
     for wrong, error in (
         (lost & ~loop, "lacks the edge {}, which hood has: of another graph?"),
         (lost & (fill_value is None), "lacks the self-loop {}: give fill_value, as logits 0.0"),
-        ((count > 1) & (reduce is None), "lists the edge {} twice: give reduce, such as 'sum'"),
+        (count > 1, "lists the edge {} twice: merge them by PyG's coalesce"),
     ):
         if wrong.any():
             edge = [int(end[wrong][0]) for end in (hood.source, hood.target)]
             raise ValueError(f"edge_index {error.format(edge)}")
-    ordered = scatter(values, place, -1, hood.num_edges, reduce or "sum")
+    ordered = values.new_zeros(*values.shape[:-1], hood.num_edges).index_copy(-1, place, values)
     fill = 0 if fill_value is None else fill_value
     return torch.where(lost, fill if isinstance(fill, Integral) else float(fill), ordered)

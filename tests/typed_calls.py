@@ -63,7 +63,7 @@ RIGHT = [
     lambda: ordered_guide(HOOD, ALPHA, LOGITS, Y, estimator="no_score"),
     lambda: NMMNetwork(nn.Linear(2, 2), nn.Linear(2, 3), num_classes=2, link="softplus"),
     lambda: MIXTURE.condition(Y, torch.tensor([True, False, False, False])),
-    lambda: edge_values(HOOD, EDGES, torch.ones(6), fill_value=0.0, reduce="mean"),
+    lambda: edge_values(HOOD, EDGES, torch.ones(6), fill_value=0.0),
     lambda: table(AmortizedNMM(HOOD, Network()).mixture(SCORES)),
 ]
 
@@ -78,6 +78,6 @@ WRONG = [
     lambda: ordered_guide(HOOD, ALPHA, LOGITS, Y, estimator="score"),
     lambda: NMMNetwork(nn.Linear(2, 2), nn.Linear(2, 3), num_classes=2, link="relu"),
     lambda: MIXTURE.condition(Y, [True, False, False, False]),
-    lambda: edge_values(HOOD, EDGES, torch.ones(6), fill_value=0.0, reduce="average"),
+    lambda: edge_values(HOOD, EDGES, torch.ones(6), fill_value="none"),
     lambda: table(AmortizedNMM(HOOD, Network())),
 ]

@@ -47,11 +47,8 @@ def test_integers_and_a_fill_that_is_none(dtype, fill):
 
 def test_edges_that_are_listed_twice():
     twice, values = EDGES[:, [0, 1, 2, 3, 0]], torch.tensor([1.0, 2, 3, 4, 5])
-    with pytest.raises(ValueError, match=r"lists the edge \[2, 1\] twice: give reduce"):
+    with pytest.raises(ValueError, match=r"lists the edge \[2, 1\] twice: merge"):
         edge_values(HOOD, twice, values, fill_value=0.0)
-    for reduce, wanted in (("sum", 6.0), ("mean", 3.0), ("max", 5.0)):
-        found = edge_values(HOOD, twice, values, fill_value=0.0, reduce=reduce)
-        assert found[(HOOD.source == 2) & (HOOD.target == 1)] == wanted
 
 
 def test_sources_that_are_no_nodes():
@@ -72,7 +69,6 @@ def test_sources_that_are_no_nodes():
         (EDGES[:, :3], VALUES[:3], {"fill_value": 0.0}, r"lacks the edge \[1, 2\]"),
         (EDGES - EDGES, VALUES, {"fill_value": 0.0}, r"lacks the edge \[1, 0\]"),
         (EDGES, VALUES[:3], {}, r"values must have shape \(..., 4\), one per edge, got \(3,\)"),
-        (EDGES, VALUES, {"reduce": "add"}, "reduce must be 'sum'"),
         (EDGES, VALUES, {"fill_value": float("nan")}, "fill_value must be a number"),
     ],
 )
