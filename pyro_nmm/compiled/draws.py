@@ -45,21 +45,19 @@ def _of(b, inputs):
 
 
 @_compiled
-def _draw(first, last, table, inputs, uniforms, edges, labels, sums, seen):
-    # seen is () or the counts that each edge met: of each of its labels, and of all labels.
+def _draw(first, last, table, inputs, uniforms, edges, labels, sums):
     for b in range(first, last):
-        counts = (seen[0][b], seen[1][b]) if len(seen) else ()
         given, outputs = _of(b, inputs), (edges[b], labels[b])
-        _rows(False, 1, given, table, uniforms[b], *outputs, (sums[b],), counts, (), ())
+        _rows(False, 1, given, table, uniforms[b], *outputs, (sums[b],), (), ())
         _clear(inputs.ptr, inputs.source, edges[b], labels[b], table)
 
 
 @_compiled
-def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts, shares, before):
+def _rows(again, step, inputs, table, uniforms, edges, labels, sums, shares, before):
     # All rows in turn, from the last one if the step is -1; if drawn again, given all others. One
     # function a row would take four times as long: numba counts references to arrays. It takes the
-    # branches out where sums, counts, shares or before are (). With attention and likelihood
-    # before, it gives the logarithm of the rise of all rows' weights.
+    # branches out where sums, shares or before are (). With attention and likelihood before, it
+    # gives the logarithm of the rise of all rows' weights.
     single, ptr, source, attention, alpha, total, observed, likelihood = inputs
     each, every = len(likelihood) == len(source), table.shape[1] - 1
     running = np.empty(_widest(ptr))
@@ -73,18 +71,11 @@ def _rows(again, step, inputs, table, uniforms, edges, labels, sums, counts, sha
         for e in range(start, ptr[i + 1]):
             j = source[e]
             if len(single):
-                a, label = e, observed[i]
-                above = alpha[e, 0] + table[j, label]
-                if len(counts):
-                    counts[0][e, 0] = table[j, label]
+                a, above = e, alpha[e, 0] + table[j, observed[i]]
             else:
                 a, row, above = j, e if each else i, 0.0
                 for k in range(every):
                     above += (alpha[j, k] + table[j, k]) * likelihood[row, k]
-                    if len(counts):
-                        counts[0][e, k] = table[j, k]
-            if len(counts):
-                counts[1][e] = table[j, every]
             below = total[a] + table[j, every]
             above /= below
             weight += attention[e] * above
@@ -150,7 +141,7 @@ def _sweep(first, last, table, inputs, uniforms, edges, labels, shares, visits):
         for sweep in range(len(uniforms)):
             of_edges = (shares[0][b],) if len(shares) else ()
             at, to, some = edges[b], labels[b], uniforms[sweep, b]
-            _rows(True, 1, one, table, some, at, to, (), (), of_edges, ())
+            _rows(True, 1, one, table, some, at, to, (), of_edges, ())
             if len(shares):
                 for i in range(len(ptr) - 1):
                     shares[1][sweep, b, i], shares[2][sweep, b, i] = edges[b, i], labels[b, i]
@@ -234,7 +225,7 @@ def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains):
                 )
                 old, step = (now.attention, now.likelihood), 1 if 2 * sweep < size else -1
                 some = uniforms[sweep, b]
-                gains[b] += _rows(True, step, then, table, some, at, to, (), (), (), old)
+                gains[b] += _rows(True, step, then, table, some, at, to, (), (), old)
                 now = then
         gains[b] -= _log_joint(end, counts, at, to)
         _clear(ptr, source, at, to, table)
@@ -274,17 +265,12 @@ def _run_entries(loop, rows, entries, size: int, *arrays, sweeps=1) -> None:
 
 
 @opaque
-def draw(rows, entries, uniforms, keep):
+def draw(rows, entries, uniforms):
     """See :func:`pyro_nmm.ops.sampling.draw_entries`. Cost: :math:`O(B E K)`."""
     edges, labels = (np.empty(uniforms.shape, np.int64) for _ in range(2))
-    sums, seen = np.empty(uniforms.shape), ()
-    if keep:
-        size = len(edges), rows.num_edges
-        number = 1 if entries.observed else entries.num_classes
-        seen = np.empty((*size, number), np.int32), np.empty(size, np.int32)
-    outputs = edges, labels, sums
-    _run_entries(_draw, rows, entries, len(edges), _array(uniforms), *outputs, seen)
-    return _tensors(rows, *outputs, *seen)
+    outputs = edges, labels, np.empty(uniforms.shape)
+    _run_entries(_draw, rows, entries, len(edges), _array(uniforms), *outputs)
+    return _tensors(rows, *outputs)
 
 
 @opaque

@@ -28,7 +28,6 @@ from pyro_nmm.ops import sweeps
 from pyro_nmm.ops.annealing import Annealed, anneal
 from pyro_nmm.ops.coupling import Meetings, meeting_time
 from pyro_nmm.ops.entries import (
-    KEPT,
     Draw,
     Entries,
     draw_of,
@@ -183,11 +182,8 @@ class Conditional(GraphDistribution):
             value = value.index_select(-1, self._row_of)
         return value.view(*shape, *self.event_shape)
 
-    def _draw(self, shape: Size, keep: bool = True) -> Draw:
-        entries, number = self._flat(shape), shape.numel()
-        size = number * self.rows.num_edges * (self.num_classes if self.latent else 1)
-        keep = keep and size <= KEPT
-        return draw_entries(self.rows, entries, uniforms_of(self.rows, number), keep)
+    def _draw(self, shape: Size) -> Draw:
+        return draw_entries(self.rows, self._flat(shape), uniforms_of(self.rows, shape.numel()))
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -248,7 +244,7 @@ class Conditional(GraphDistribution):
         if not compiled.runs_on(self.hood.device):
             states = self.continued(self.numbers(value, shape), shape, num_sweeps, shares)
             value = self.values_of(states[-1]).view(*shape, *self.event_shape)
-            return value, [self.draw_of(state, shape) for state in states]
+            return value, [self.draw_of(s, shape) for s in states] if shares is not None else []
         draw, want = self._states(value, shape, self.rows), "" if shares is None else "shares"
         drawn, entries = [], self._constants(shape)
         for part in blocks(num_sweeps, draw.edges.numel()):
@@ -377,7 +373,7 @@ class Conditional(GraphDistribution):
         size = self.rows.num_edges * batch.numel() * (self.num_classes if self.latent else 1)
         for part in blocks(num_particles, size):
             shape = Size([part.stop - part.start, *batch])
-            terms = terms_of(self.rows, self._flat(shape), self._draw(shape, keep=False))
+            terms = terms_of(self.rows, self._flat(shape), self._draw(shape))
             terms = terms.view(*shape, -1)
             sums.append(torch.stack([terms.sum(-1), terms[..., :num_given].sum(-1)]))
         every, given = torch.cat(sums, 1).logsumexp(1)
@@ -412,7 +408,7 @@ class Conditional(GraphDistribution):
         """
         check_integers(1, num_pairs=num_pairs, lag=lag, max_sweeps=max_sweeps)
         check_plain("meetings", self.batch_shape)
-        draws, entries = self._draw(Size([2 * num_pairs]), keep=False), self._constants(Size([1]))
+        draws, entries = self._draw(Size([2 * num_pairs])), self._constants(Size([1]))
         times = [
             meeting_time(self.rows, entries, Draw(*pair), lag, max_sweeps)
             for pair in zip(draws.edges.split(2), draws.labels.split(2), strict=True)
@@ -514,7 +510,7 @@ class Conditional(GraphDistribution):
         sizes = torch.broadcast_shapes(self._parameter_shape, (1,) * len(shape))
         baseline = others_mean(charge, [d for d, size in enumerate(sizes) if size == 1])
         if baseline is None:  # of one more draw
-            terms = terms_of(self.rows, self._flat(shape), self._draw(shape, keep=False))
+            terms = terms_of(self.rows, self._flat(shape), self._draw(shape))
             baseline = self._costs_to_go(terms.view_as(costs))
         return (charge - baseline).to(costs.dtype)
 

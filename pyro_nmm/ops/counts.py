@@ -36,39 +36,22 @@ class Groups:
         self.batch = len(key)
         if len(key) > 1:
             key = key + num_keys * torch.arange(len(key), device=key.device)[:, None]
-        key = key.flatten()
-        sorted_key, self.order = torch.sort(key, stable=True)
-        place = torch.arange(len(key), device=key.device)
+        self._sorted_key, self.order = torch.sort(key.flatten(), stable=True)
+        place = torch.arange(key.numel(), device=key.device)
         self.rank = torch.empty_like(place).scatter_(0, self.order, place)
-        self._sorted_key = sorted_key
 
+    # Both without a count of every key, which needs memory, or of all runs, for which a GPU waits.
     @cached_property
     def first(self) -> Tensor:
         """First place of the run of equal keys that contains each entry."""
-        return self._borders(False)
+        key = self._sorted_key
+        return torch.searchsorted(key, key).index_select(0, self.rank)
 
     @cached_property
     def last(self) -> Tensor:
         """Last place of this run."""
-        return self._borders(True)
-
-    def _borders(self, last: bool) -> Tensor:
-        if self.rank.device.type != "cpu":  # which would wait for the number of groups
-            key = self._sorted_key.index_select(0, self.rank)
-            border = torch.searchsorted(self._sorted_key, key, right=last)
-            return border - 1 if last else border
-        group, sizes = self._runs
-        end = sizes.cumsum(0)
-        return (end - 1 if last else end - sizes).index_select(0, group)
-
-    @cached_property
-    def _runs(self) -> tuple[Tensor, Tensor]:
-        """The run of each entry, and the length of each run."""
-        # A count of every key would need memory for all keys.
-        _, group, sizes = self._sorted_key.unique_consecutive(
-            return_inverse=True, return_counts=True
-        )
-        return group.index_select(0, self.rank), sizes
+        key = self._sorted_key
+        return torch.searchsorted(key, key, right=True).index_select(0, self.rank) - 1
 
     def earlier(self, values: Tensor) -> Tensor:
         """``(B, K)`` sums over the entries before each one in its group."""
@@ -87,8 +70,6 @@ class Groups:
         """Values in order, and their running sums up to a constant of each line."""
         flat = values.reshape(-1, len(self.order)) if self.batch > 1 else values
         flat = flat.index_select(1, self.order)
-        if flat.device.type == "cpu":
-            return flat, flat.cumsum(1, dtype=flat.dtype)
         # A GPU shares one sum of all lines among its processors, but gives each of several to one.
         return flat, flat.flatten().cumsum(0, dtype=flat.dtype).view_as(flat)
 

@@ -110,18 +110,15 @@ def settle(
 
 
 @torch.no_grad()
-def draw_entries(
-    rows: Neighborhood, entries: Entries, uniforms: Tensor, keep: bool = False
-) -> Draw:
-    """The sequential draw with uniforms ``(B, num_rows)`` in float64, in :math:`O(B E K)`;
-    ``keep`` the counts that it met."""
+def draw_entries(rows: Neighborhood, entries: Entries, uniforms: Tensor) -> Draw:
+    """The sequential draw with uniforms ``(B, num_rows)`` in float64, in :math:`O(B E K)`."""
     entries, top = shift_evidence(rows, Entries(*untracked(*entries)[0]))
     if not compiled.runs_on(rows.device):
         return draw_by_sweeps(rows, entries, uniforms)
     from pyro_nmm.compiled.draws import draw
 
-    edges, labels, sums, *counts = draw(rows, entries, uniforms, keep)
-    return Draw(edges, labels, tuple(counts) or None, sums.log_().add_(top))
+    edges, labels, sums = draw(rows, entries, uniforms)
+    return Draw(edges, labels, terms=sums.log_().add_(top))
 
 
 #: On a CPU urns serve from so many entries on, and with many labels from so many numbers of z on.

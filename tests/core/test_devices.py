@@ -35,7 +35,7 @@ from pyro_nmm.models import (
 )
 from pyro_nmm.models.dglfrm import InnerProductGraph
 from pyro_nmm.ops import sampling
-from pyro_nmm.ops.entries import evidence_entries
+from pyro_nmm.ops.entries import evidence_entries, met
 from pyro_nmm.ops.sampling import draw_entries
 from pyro_nmm.ops.sweeps import sweep
 
@@ -75,8 +75,9 @@ def draws(kind, there):
     for seed in range(200 if torch.cuda.is_available() else 8):
         hood, *parts, shape, uniforms = random_case(seed, kind)
         q = OrderedConditional(*there(hood, *parts))
-        draw = draw_entries(q.rows, q._flat(shape), there(uniforms), keep=True)
-        yield from (*draw[:2], *draw.counts)
+        entries, whole = q._flat(shape), slice(0, q.rows.num_rows)
+        draw = draw_entries(q.rows, entries, there(uniforms))
+        yield from (*draw[:2], *met(q.rows, entries, draw, whole))
 
 
 def latent_case(seed):
