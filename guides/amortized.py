@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 class AmortizedNMM(SharedForward[NeighborMixture]):
     r"""A network :math:`(\alpha, \text{logits}) = f_\theta(X)` and an NMM as one pair of model and
-    guide for Pyro's SVI, with the sites of :func:`~pyro_nmm.models.nmm`: the paper's equation (8).
+    guide for Pyro's SVI, the paper's equation (8): :func:`~pyro_nmm.models.nmm`, ``collapsed``.
     The network runs once a step of vectorized particles, so both programs see one dropout mask.
 
     >>> from pyro.infer import SVI, TraceGraph_ELBO
@@ -47,7 +47,6 @@ class AmortizedNMM(SharedForward[NeighborMixture]):
     tensor([0, 1])
 
     :param network: a network to :class:`~pyro_nmm.models.Parameters` with ``alpha`` ``(N, C)``.
-    :param bool collapsed: Whether ``z`` is integrated out; the same bound, faster.
     :param estimator: of :func:`~pyro_nmm.guides.ordered_guide`.
     :param str name: of the network's parameters in Pyro's store.
     :raises ValueError: in a call for a network with sample sites, another one of this ``name`` in
@@ -59,18 +58,17 @@ class AmortizedNMM(SharedForward[NeighborMixture]):
         hood: Neighborhood,
         network: nn.Module,
         *,
-        collapsed: bool = True,
         estimator: Estimator | Chains = "reward_to_go",
         name: str = "nmm",
     ) -> None:
         super().__init__(hood, network, name, NeighborMixture)
-        self.collapsed, self.estimator = collapsed, estimator
+        self.estimator = estimator
 
     def guide(self, *inputs: Any, y: Tensor, observed: Tensor | None = None) -> None:
         """:func:`~pyro_nmm.guides.ordered_guide` at the network's output."""
         alpha, logits, relabel = Parameters(*self.give(inputs))
-        options: Any = {"relabel": relabel, "collapsed": self.collapsed}
-        ordered_guide(self.hood, alpha, logits, y, observed, estimator=self.estimator, **options)
+        options: Any = {"relabel": relabel, "collapsed": True, "estimator": self.estimator}
+        ordered_guide(self.hood, alpha, logits, y, observed, **options)
 
     def model(
         self,
@@ -81,7 +79,7 @@ class AmortizedNMM(SharedForward[NeighborMixture]):
     ) -> Tensor:
         """:func:`~pyro_nmm.models.nmm` at the network's output; ``predict`` is as there."""
         alpha, logits, relabel = Parameters(*self.take(inputs))
-        options = {"relabel": relabel, "collapsed": self.collapsed, "predict": predict}
+        options: Any = {"relabel": relabel, "collapsed": True, "predict": predict}
         return nmm(self.hood, alpha, logits, y, observed, **options)
 
 

@@ -107,13 +107,12 @@ def test_model_alone_runs_the_network_and_forgets_old_weights():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collapsed", [True, False])
-def test_all_parameters_learn(collapsed):
+def test_all_parameters_learn():
     hood, x, edge_index, y, train = data()
     network = NMMNetwork(GCN(12, 16, 2, 2, dropout=0.5), GAT(12, 16, 1), num_classes=2)
     network.gamma = nn.Parameter(network.gamma)
     before = {k: v.clone() for k, v in network.state_dict().items()}
-    program = AmortizedNMM(hood, network, collapsed=collapsed)
+    program = AmortizedNMM(hood, network)
     elbo = TraceGraph_ELBO(num_particles=4, vectorize_particles=True)
     svi = SVI(program.model, program.guide, Adam({"lr": 0.02}), elbo)
     losses = [svi.step(x, edge_index, y=y, observed=train) for _ in range(80)]
