@@ -243,8 +243,6 @@ def fit_links(
     """
     sticks = pair.encoder.log_sticks
     x = expect("x", as_tensor("x", x), (pair.target.num_nodes, "F"), note="one row per node")
-    if x.is_meta:
-        raise ValueError("x must be a tensor with values, got a meta tensor")
     x = x.to(sticks.dtype)  # once, and not in every step
     edge_index = as_tensor("edge_index", edge_index, sticks.device)
     if held_out is not None:

@@ -96,7 +96,6 @@ class Neighborhood:
         self._last_rows, self._last_pairs = LastCall(), LastCall()
         self.last_edges = LastCall()  # to choices, which chains tell
         self.last_keys, self.last_labels = LastCall(), LastCall()
-        self._last_attention = LastCall()
         return self
 
     def __getstate__(self) -> dict:
@@ -223,15 +222,9 @@ class Neighborhood:
         return self._last_rows.get((observed,), rows)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        r"""``(..., num_edges)``: :math:`\log L_{ij}`, over each row. NaN goes through, as below.
-        The last answer without a gradient is kept."""
-
-        def find() -> Tensor:
-            _, shifted, total = self.shifted_sum(logits)
-            return shifted - total.log().index_select(-1, self.row)
-
-        logits = self._of_edges("logits", logits)
-        return find() if logits.requires_grad else self._last_attention.get((logits,), find)
+        r"""``(..., num_edges)``: :math:`\log L_{ij}`, over each row. NaN goes through, as below."""
+        _, shifted, total = self.shifted_sum(logits)
+        return shifted - total.log().index_select(-1, self.row)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """``(..., num_rows)``: the logarithm of the sum of ``exp(logits)`` over each row."""
