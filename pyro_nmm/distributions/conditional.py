@@ -246,7 +246,7 @@ class Conditional(GraphDistribution):
             value = self.values_of(states[-1]).view(*shape, *self.event_shape)
             return value, [self.draw_of(s, shape) for s in states] if shares is not None else []
         draw, want = self._states(value, shape, self.rows), "" if shares is None else "shares"
-        drawn, entries = [], self._constants(shape)
+        entries, drawn = self._constants(shape), list[Draw]()
         for part in blocks(num_sweeps, draw.edges.numel()):
             uniforms = uniforms_of(self.rows, part.stop - part.start, len(draw.edges))
             draw, *found = sweeps.sweep(self.rows, entries, draw, uniforms, want)

@@ -30,7 +30,6 @@ from pyro_nmm import compiled
 from pyro_nmm.blocks import blocks
 from pyro_nmm.neighborhood import Neighborhood
 from pyro_nmm.ops import two_blocks
-from pyro_nmm.ops.counts import posterior_alpha
 from pyro_nmm.ops.diagnostics import effective_size
 from pyro_nmm.ops.entries import Draw, Entries, draw_of, numbers_of, shift_evidence
 from pyro_nmm.ops.sampling import uniforms_of
@@ -80,41 +79,27 @@ def sweeps(rows: Neighborhood, entries: Entries, draw: Draw, num_sweeps: int) ->
 def left_out(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
     r"""``(B, num_rows)``: :math:`\log p(w_i \mid c_{-i}, u_{-i})`, or of observed labels
     :math:`\log p(y_i \mid c_{-i}, y_{-i})`, in :math:`O(B E C)`."""
-    if entries.observed:
-        return _labels_left_out(rows, entries, draw)
     entries, top = shift_evidence(rows, entries)
-    scores, numbers = [], 3 * entries.num_classes * rows.num_edges // max(1, rows.num_rows)
+    source, row, scores = rows.source, rows.row, []
     for b, (chosen, labels) in enumerate(zip(draw.edges, draw.labels, strict=True)):
-        log_attention, alpha, _, evidence = (part[min(b, len(part) - 1)] for part in entries[:4])
-        counts = posterior_alpha(torch.zeros_like(alpha), rows.source[chosen], labels)
-        parts = []
-        for part in blocks(rows.num_rows, numbers):
-            first, last = rows.ptr[part.start].item(), rows.ptr[part.stop].item()
-            edges, row = slice(first, last), rows.row[first:last]
-            drawn = torch.arange(first, last, device=rows.device) == chosen[row]
-            seen = counts[rows.source[edges]]
-            seen[drawn, labels[row[drawn]]] -= 1  # before alpha is added, which one may round away
-            seen += alpha[rows.source[edges]]
-            likelihood = evidence[edges if len(evidence) == rows.num_edges else row].exp()
-            summand = log_attention[edges].exp() * (seen * likelihood).sum(-1) / seen.sum(-1)
-            sums = summand.new_zeros(part.stop - part.start)
-            parts.append(sums.index_add_(0, row - part.start, summand))
-        scores.append(torch.cat(parts).log())
-    return torch.stack(scores) + top
-
-
-def _labels_left_out(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
-    scores = []
-    for b, (chosen, labels) in enumerate(zip(draw.edges, draw.labels, strict=True)):
-        log_attention, alpha, total = (part[min(b, len(part) - 1)] for part in entries[:3])
+        log_attention, alpha, total, data = (part[min(b, len(part) - 1)] for part in entries[:4])
         counts = alpha.new_zeros(rows.num_sources, entries.num_classes, dtype=torch.double)
-        counts.index_put_((rows.source[chosen], labels), counts.new_ones(()), accumulate=True)
-        own = torch.zeros_like(rows.source).scatter_(0, chosen, 1)
-        same = counts[rows.source, labels[rows.row]] - own
-        every = counts.sum(-1)[rows.source] - own
-        summand = log_attention.exp() * (alpha + same) / (total + every)
-        scores.append(summand.new_zeros(rows.num_rows).index_add_(0, rows.row, summand).log())
-    return torch.stack(scores)
+        counts.index_put_((source[chosen], labels), counts.new_ones(()), accumulate=True)
+        own, every = torch.zeros_like(source).scatter_(0, chosen, 1), counts.sum(-1)[source]
+        # The own choice is taken off before alpha is added, which one may round away.
+        if entries.observed:
+            above, below = alpha + (counts[source, labels[row]] - own), total
+        else:
+            sums, below, per_edge = [], total[source], len(data) == rows.num_edges
+            for part in blocks(rows.num_edges, 3 * entries.num_classes):
+                seen, of_rows = counts[source[part]], row[part]
+                seen.scatter_add_(1, labels[of_rows, None], -own[part, None].to(seen))
+                likelihood = data[part if per_edge else of_rows].exp()
+                sums.append(((alpha[source[part]] + seen) * likelihood).sum(-1))
+            above = torch.cat(sums)
+        summand = log_attention.exp() * above / (below + (every - own))
+        scores.append(summand.new_zeros(rows.num_rows).index_add_(0, row, summand).log())
+    return (torch.stack(scores) + top).to(entries.log_attention)
 
 
 class SweepRecord(NamedTuple):
