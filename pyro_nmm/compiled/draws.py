@@ -153,31 +153,6 @@ def _sweep(first, last, table, inputs, uniforms, edges, labels, shares, visits):
 
 
 @_compiled
-def _log_joint(inputs, table, edges, labels):
-    single, ptr, source, attention, alpha, total, _, likelihood = inputs
-    each, every, found, product = len(likelihood) == len(source), table.shape[1] - 1, 0.0, 1.0
-    for i in range(len(ptr) - 1):
-        e, k = edges[i], labels[i]
-        j = source[e]
-        if len(single):
-            part = (alpha[e, 0] + table[j, k]) / (total[e] + table[j, every])
-        else:
-            above = (alpha[j, k] + table[j, k]) * likelihood[e if each else i, k]
-            part = above / (total[j] + table[j, every])
-        if attention[e] * part < 1e-100:
-            found += np.log(attention[e]) + np.log(part)
-        else:
-            product *= attention[e] * part
-        if product < 1e-200:  # a logarithm costs more than all else
-            found += np.log(product)
-            product = 1.0
-        table[j, k] += 1
-        table[j, every] += 1
-    _clear(ptr, source, edges, labels, table)
-    return found + np.log(product)
-
-
-@_compiled
 def _mixed(start, end, share):
     return start * (1 - share) + end * share
 
@@ -209,7 +184,7 @@ def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains):
     (single, ptr, source), counts, size = inputs[:3], np.zeros_like(table), len(uniforms)
     for b in range(first, last):
         start, end, at, to = _of(b, inputs), _of(b, ends), edges[b], labels[b]
-        gains[b], now = _log_joint(start, counts, at, to), start
+        gains[b], now = 0.0, start
         _count(ptr, source, at, to, table)
         for sweep in range(size + 1):
             share = (sweep + 1) / (size + 1)
@@ -227,7 +202,6 @@ def _anneal(first, last, table, inputs, ends, uniforms, edges, labels, gains):
                 some = uniforms[sweep, b]
                 gains[b] += _rows(True, step, then, table, some, at, to, (), (), old)
                 now = then
-        gains[b] -= _log_joint(end, counts, at, to)
         _clear(ptr, source, at, to, table)
 
 

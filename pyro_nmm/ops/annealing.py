@@ -35,7 +35,8 @@ import torch
 from torch import Tensor
 
 from pyro_nmm.neighborhood import Neighborhood
-from pyro_nmm.ops.entries import Draw, Entries, shift_evidence
+from pyro_nmm.ops.counts import ranks
+from pyro_nmm.ops.entries import Draw, Entries, picked, shift_evidence
 from pyro_nmm.ops.sampling import uniforms_of
 
 
@@ -62,5 +63,19 @@ def anneal(
         for entries in (start, end)
     )
     uniforms = uniforms_of(rows, num_sweeps, len(draw.edges))
-    edges, labels, gain = draws.anneal(rows, start, end, draw, uniforms)
-    return Annealed(Draw(edges, labels), gain)
+    edges, labels, rise = draws.anneal(rows, start, end, draw, uniforms)
+    last = Draw(edges, labels)
+    return Annealed(last, _log_joint(rows, start, draw) + rise - _log_joint(rows, end, last))
+
+
+def _log_joint(rows: Neighborhood, entries: Entries, draw: Draw) -> Tensor:
+    choices, size = rows.source[draw.edges], entries.num_classes
+    same, every = ranks(choices, draw.labels, rows.num_sources, size)[0]
+    log_prob, places = picked(entries.log_attention, draw.edges), (draw.edges, draw.edges)
+    if not entries.observed:
+        places, of = (choices * size + draw.labels, choices), draw.edges
+        if entries.data.shape[1] != rows.num_edges:
+            of = torch.arange(rows.num_rows, device=rows.device)
+        log_prob = log_prob + picked(entries.data, of * size + draw.labels)
+    above, below = picked(entries.alpha, places[0]) + same, picked(entries.total, places[1]) + every
+    return (log_prob + (above / below).log()).sum(-1)
