@@ -186,7 +186,7 @@ class AutoNMM(AutoGuide):
             self.parents = self._default_guide()(_of_parents(self.model))
         with poutine.block():
             self._create_plates(*args, **kwargs)
-            values = dict(self.parents(*args, **kwargs)) if self._has_parents else {}
+            values = dict(self.parents(*args, **kwargs)) if self._continuous else {}
             run = self._runs(values, int(torch.randint(2**62, ())), args, kwargs, sums=False)
             check_hidden(run, self._sums)
 
@@ -199,7 +199,7 @@ class AutoNMM(AutoGuide):
         if self._after is not None and torch.initial_seed() == self._after[0]:
             torch.set_rng_state(self._after[1])
         self._create_plates(*args, **kwargs)
-        values = dict(self.parents(*args, **kwargs)) if self._has_parents else {}
+        values = dict(self.parents(*args, **kwargs)) if self._continuous else {}
         seed = int(torch.randint(2**62, ()))
         run = self._runs(values, seed, args, kwargs)
         with self.new_chains(self.estimator) if consumer(*PREDICTIVE) else nullcontext():
@@ -234,10 +234,6 @@ class AutoNMM(AutoGuide):
     def _continuous(self) -> list[tuple[str, Any]]:
         sites = self.prototype_trace.iter_stochastic_nodes()
         return [(k, s) for k, s in sites if not (_not_of_parents(s) or site_is_subsample(s))]
-
-    @property
-    def _has_parents(self) -> bool:
-        return bool(self._continuous)
 
     def _runs(self, values: dict, seed: int, args: tuple, kwargs: dict, sums: bool = True) -> Run:
         """Runs of the program with these values, beside the handlers around the guide; ``sums``
@@ -319,7 +315,8 @@ class AutoNMM(AutoGuide):
             yield
 
     def _guide_of(self, field: Field, run: Run) -> Callable[[], Any]:
-        hood, alpha, logits, channel = field.parameters
+        prior, observed = field.prior, field.observed
+        given = prior.hood, prior.alpha, prior.logits
         options: Any = {"collapsed": field.collapsed, "estimator": self.estimator}
         chains = isinstance(self.estimator, Chains)
         if chains:
@@ -330,10 +327,9 @@ class AutoNMM(AutoGuide):
                 self._tracked.add(field.name)
             with torch.set_grad_enabled(torch.is_grad_enabled() and not chains):
                 evidence = field.evidence(run, given_later=chains)
-            arguments = hood, field.prior.alpha, logits, evidence, field.observed
-            return partial(evidence_guide, *arguments, **options)
-        arguments = hood, alpha, logits, field.labels(), field.observed
-        return partial(ordered_guide, *arguments, relabel=channel, **options)
+            return partial(evidence_guide, *given, evidence, observed, **options)
+        options["relabel"] = prior.channel
+        return partial(ordered_guide, *given, field.labels(), observed, **options)
 
     def _of_other_data(self, field: Field) -> bool:
         """Whether observed values or masks are other ones than in the step before, if the field's
@@ -408,7 +404,7 @@ class AutoNMM(AutoGuide):
         """Medians of the continuous sites, as the autoguide has them; of 99 draws of a flow."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        if not self._has_parents:
+        if not self._continuous:
             return {}
         try:
             return self.parents.median(*args, **kwargs)
@@ -422,7 +418,7 @@ class AutoNMM(AutoGuide):
         """Quantiles of the continuous sites, as the autoguide has them."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        return self.parents.quantiles(quantiles, *args, **kwargs) if self._has_parents else {}
+        return self.parents.quantiles(quantiles, *args, **kwargs) if self._continuous else {}
 
 
 class _Named(Messenger):

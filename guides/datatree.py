@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from pyro import poutine
-from pyro.distributions import Independent
-from pyro.distributions.util import scale_and_mask
 from pyro.infer import MCMC
 from pyro.poutine import Trace
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_nmm.guides.program import fields_of
+from pyro_nmm.guides.program import fields_of, log_probs, sample_sites
 from pyro_nmm.models.plates import beside, kind_of
 
 if TYPE_CHECKING:
@@ -97,7 +94,7 @@ def to_datatree(
 
     flat = {name: value.flatten(0, 1) for name, value in grouped.items()}
     if model is not None:
-        sites = _sites(run({name: value[0] for name, value in flat.items()}))
+        sites = sample_sites(run({name: value[0] for name, value in flat.items()}))
         seen = _observed(sites, grouped)
         found["observed_data"] = {name: site["value"] for name, site in seen.items()}
         # A guide's draws have sites of its own.
@@ -146,11 +143,6 @@ def _statistics(mcmc: MCMC, num_chains: int, num_draws: int) -> dict[str, Any]:
     return found
 
 
-def _sites(trace: Trace) -> dict[str, Any]:
-    every = trace.nodes.items()
-    return {k: s for k, s in every if s["type"] == "sample" and not site_is_subsample(s)}
-
-
 def _observed(sites: dict[str, Any], draws: Mapping[str, Tensor]) -> dict[str, Any]:
     """Sites with data, which conditioned and ``pyro.deterministic`` sites are not."""
     return {
@@ -162,7 +154,7 @@ def _observed(sites: dict[str, Any], draws: Mapping[str, Tensor]) -> dict[str, A
 
 def _log_likelihood(trace: Trace, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of each observed site's elements at one draw; of labels of a field if it has choices."""
-    sites = _sites(trace)
+    sites = sample_sites(trace)
     if lost := [
         name
         for name, site in sites.items()
@@ -172,7 +164,8 @@ def _log_likelihood(trace: Trace, draws: Mapping[str, Tensor]) -> dict[str, Tens
             f"log_likelihood needs draws of the sites {lost}, which MCMC keeps by save_params"
         )
     seen = _observed(sites, draws)
-    found = {name: _entries(site) for name, site in seen.items() if "nmm" not in site["infer"]}
+    plain = {name: site for name, site in seen.items() if "nmm" not in site["infer"]}
+    found = {name: log_probs(trace, name, site["scale"])[0] for name, site in plain.items()}
     for field in fields_of(trace, set()).values():
         if field.site("y") in seen and draws.keys() >= set(field.unknown):
             states = [field.value("c"), *([] if field.prior.channel.keeps else [field.value("u")])]
@@ -180,18 +173,6 @@ def _log_likelihood(trace: Trace, draws: Mapping[str, Tensor]) -> dict[str, Tens
             value = torch.stack(states, -2) if q.latent else states[0]
             found[field.site("y")] = q.leave_one_out(value)
     return found
-
-
-def _entries(site: Any) -> Tensor:
-    """Log-densities of a site's elements, of each one that ``.to_event`` joined, too."""
-    fn, event = site["fn"], 0
-    while isinstance(fn, Independent):
-        fn, event = fn.base_dist, event + fn.reinterpreted_batch_ndims
-    scale, mask = (
-        part[(..., *[None] * event)] if isinstance(part, Tensor) else part
-        for part in (site["scale"], site["mask"])
-    )
-    return scale_and_mask(fn.log_prob(site["value"]), scale, mask)
 
 
 def _dimensions(name: str, site: Any) -> tuple[list[str], dict[str, Any]]:

@@ -16,6 +16,8 @@ from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_nmm.guides.program import sample_sites
+
 SUMS = 'infer={"enumerate": "parallel"}'
 
 
@@ -85,7 +87,7 @@ def check_hidden(
         more = {name: _another(first.nodes[name]["fn"], fixed[name]) for name in sums or ()}
         with through_blocks(draw_another if names is hidden else lambda site: None, reveal):
             second = run(fixed | (more if names is sums else {}))
-        for name, site in _sites(first):
+        for name, site in sample_sites(first).items():
             field = "nmm" in site["infer"]
             changes = name in second and _differ(site, second.nodes[name])
             if changes and names is hidden:
@@ -99,12 +101,6 @@ def check_hidden(
                     f"the field of site {name!r} depends on the enumerated sites {names}: a guide "
                     f"can sum out such sites below labels only, so sample them in a guide by hand"
                 )
-
-
-def _sites(trace: Trace) -> Iterator[tuple[str, Any]]:
-    for name, site in trace.nodes.items():
-        if site["type"] == "sample" and not site_is_subsample(site):
-            yield name, site
 
 
 def _differ(first: Any, second: Any) -> bool:

@@ -49,12 +49,6 @@ class Field(NamedTuple):
         return self.trace.nodes[self.site(kind)]["value"]
 
     @property
-    def parameters(self) -> tuple:
-        """``hood``, ``alpha``, ``logits`` and the channel."""
-        prior = self.prior
-        return prior.hood, prior.alpha, prior.logits, prior.channel
-
-    @property
     def latent(self) -> bool:
         """Whether its labels are."""
         return self.site("y") in self.latents
@@ -88,13 +82,13 @@ class Field(NamedTuple):
 
     def conditional(self, run: Run, order: Tensor | None = None) -> Conditional:
         """Its choices given its labels, or both given the rest of the program."""
-        hood, alpha, logits, channel = self.parameters
-        if not self.latent and channel.keeps:
-            return OrderedConditional(hood, alpha, logits, self.labels(), self.observed, order)
-        shown = () if self.latent else (self.labels(), self.observed)
-        evidence = self.prior.evidence(*shown) if shown else self.evidence(run)
-        arguments = hood, self.prior.alpha, logits, evidence, self.observed, order
-        return EvidenceConditional(*arguments, relabels=not channel.keeps)
+        prior, keeps = self.prior, self.prior.channel.keeps
+        given = prior.hood, prior.alpha, prior.logits
+        if not self.latent and keeps:
+            return OrderedConditional(*given, self.labels(), self.observed, order)
+        shown = None if self.latent else prior.evidence(self.labels(), self.observed)
+        evidence = self.evidence(run) if shown is None else shown
+        return EvidenceConditional(*given, evidence, self.observed, order, relabels=not keeps)
 
     @property
     def batch_shape(self) -> Size:
@@ -116,12 +110,12 @@ class Field(NamedTuple):
 
     def posterior(self, run: Run, num_samples: int | None, num_sweeps: int) -> Any:
         """Its posterior given the rest of the program; a list of posteriors for a batch."""
-        hood, alpha, logits, channel = self.parameters
-        data = self.evidence(run) if self.latent else one_hot(self.labels(), alpha.shape[-1])
-        shape, posteriors = self.value("c").shape[:-1], []
+        prior, hood, channel = self.prior, self.prior.hood, self.prior.channel
+        data = self.evidence(run) if self.latent else one_hot(self.labels(), prior.num_classes)
+        shape, posteriors = self.batch_shape, []
         parts = (
             part.detach().expand(*shape, *part.shape[-dim:]).reshape(-1, *part.shape[-dim:])
-            for part, dim in ((self.prior.alpha, 2), (logits, 1), (data, 2))
+            for part, dim in ((prior.alpha, 2), (prior.logits, 1), (data, 2))
         )
         for table, scores, of_nodes, relabel in zip(*parts, channel.split(shape), strict=True):
             if channel.keeps:
@@ -180,11 +174,17 @@ class CountField(NamedTuple):
         return z.clamp(min=torch.finfo(z.dtype).tiny)
 
 
+def sample_sites(trace: Any) -> dict[str, Any]:
+    """The sites of a run that draw or have data, without those of plates that subsample."""
+    sites = trace.nodes.items()
+    return {k: s for k, s in sites if s["type"] == "sample" and not site_is_subsample(s)}
+
+
 def fields_of(trace: Any, latents: Set[str]) -> dict[str, Field]:
     """The fields of a run by the names of their choices, in order, and which sites are latent."""
     fields = {}
-    for name, site in trace.nodes.items():
-        if site["type"] == "sample" and "nmm" in site["infer"] and kind_of(name) == "c":
+    for name, site in sample_sites(trace).items():
+        if "nmm" in site["infer"] and kind_of(name) == "c":
             prior, observed = site["infer"]["nmm"]
             field = fields[name] = Field(name, latents, prior, observed, trace)
             if field.latent and not field.prior.channel.keeps:
@@ -224,9 +224,8 @@ def evidence_of(run: Run, field: Field, given_later: bool = True, parts: Any = N
     :raises ValueError: where it is no sum over nodes, which the random labels show.
     """
     trace, name_y, parts = field.trace, field.site("y"), parts or {}
-    y, size, names = trace.nodes[name_y]["value"], field.prior.num_classes, list(trace.nodes)
-    sites = ((name, trace.nodes[name]) for name in names[names.index(name_y) + 1 :])
-    below = {k: s for k, s in sites if s["type"] == "sample" and not site_is_subsample(s)}
+    y, size, sites = trace.nodes[name_y]["value"], field.prior.num_classes, sample_sites(trace)
+    below = {k: sites[k] for k in [*sites][[*sites].index(name_y) + 1 :]}
     later = [name for name, site in below.items() if "nmm" in site["infer"]]
     given = {k for k, s in below.items() if "nmm_counts" in s["infer"]}
     fixed = {name: trace.nodes[name]["value"] for name in field.names.union(later, given)}
@@ -344,7 +343,8 @@ def _terms(trace: Any, names: list[str], field: Field) -> Iterator[Term]:
     for name in names:
         if name not in summed:
             frames = _frames(trace.nodes[name], field)
-            log_prob, events = _unsummed(trace, name, field, frames)
+            scale = _own_scale(trace.nodes[name], field, frames)
+            log_prob, events = log_probs(trace, name, scale)
             yield Term(name, log_prob, events, frames, trace.nodes[name]["infer"].get("nodes", {}))
 
 
@@ -424,11 +424,10 @@ def _add_tables(tables: dict, trace: Any, term: Term, field: Field, places: dict
             tables[dim] = table + tables[dim] if dim in tables else table
 
 
-def _unsummed(trace: Any, name: str, field: Field, frames: list) -> tuple[Tensor, int]:
+def log_probs(trace: Any, name: str, scale: Any) -> tuple[Tensor, int]:
     """Log-probabilities of a site before the sum over its event, and the event's dimensions."""
     site, events = trace.nodes[name], 0
     fn, mask = site["fn"], site["mask"]
-    scale = _own_scale(site, field, frames)
     if "nmm" in site["infer"]:
         log_prob, events = _of_field(trace, name), 1
     else:
@@ -473,18 +472,18 @@ def _of_field(trace: Any, name: str) -> Tensor:
 def check_tracked(run: Run, field: Field) -> None:
     """Refuse sites below latent labels whose log-probabilities have lost track of these."""
     name, nodes = field.site("y"), field.trace.nodes
-    later = (k for k, s in nodes.items() if s["type"] == "sample" and "nmm" in s["infer"])
+    sites = sample_sites(field.trace)
+    later = (k for k, s in sites.items() if "nmm" in s["infer"])
     fixed = {k: nodes[k]["value"] for k in field.names.union(later)}
     y, size = fixed[name], field.prior.num_classes
     tracked = run(fixed | {name: track_provenance(y, frozenset([name]))})
     changed = run(fixed | {name: (y + 1) % size})
-    for key in [*nodes][[*nodes].index(name) + 1 :]:
+    for key in [*sites][[*sites].index(name) + 1 :]:
         site, other = tracked.nodes[key], changed.nodes[key]
-        if site["type"] == "sample" and not site_is_subsample(site):
-            log_prob = site["fn"].log_prob(site["value"])
-            plain: Any = extract_provenance(log_prob)[0]
-            if not torch.equal(plain, other["fn"].log_prob(other["value"])):
-                refuse_lost(key, name, site["fn"], log_prob, name)
+        log_prob = site["fn"].log_prob(site["value"])
+        plain: Any = extract_provenance(log_prob)[0]
+        if not torch.equal(plain, other["fn"].log_prob(other["value"])):
+            refuse_lost(key, name, site["fn"], log_prob, name)
 
 
 def refuse_lost(site: str, labels: str, fn: Any, log_prob: Any, drawn: str) -> None:
