@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.arguments import Array, check_integers
-from pyro_nmm.fitting import StepOptions, Steps, with_gradients, with_options
+from pyro_nmm.fitting import StepOptions, Steps, ordinary, with_gradients, with_options
 from pyro_nmm.guides.best_state import BestState
 from pyro_nmm.guides.shared_forward import SharedForward, as_order, evaluation, unvalidated
 from pyro_nmm.model_arguments import check_hood
@@ -202,7 +202,7 @@ def _run(
     target: RandomField | None = None
 
     def now(step: int) -> RandomField:
-        return field if isinstance(field, RandomField) else field(step)
+        return field if isinstance(field, RandomField) else ordinary(field(step))
 
     def look() -> None:
         best.update(_losses(family, options, target, *given), network.state_dict())

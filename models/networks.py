@@ -16,6 +16,7 @@ from pyro_nmm import Neighborhood
 from pyro_nmm.arguments import (
     Array,
     NodeSet,
+    as_edge_index,
     as_labels,
     as_set,
     as_tensor,
@@ -25,6 +26,7 @@ from pyro_nmm.arguments import (
     expect,
     expect_all,
 )
+from pyro_nmm.fitting import ordinary
 from pyro_nmm.labels import in_label_order
 from pyro_nmm.model_arguments import check_hood, in_single
 from pyro_nmm.ops.edge_products import edge_products
@@ -95,7 +97,7 @@ class NMMNetwork(nn.Module):
     :param float gamma: :math:`\gamma`; a large one switches all other edges off. It is a constant
         unless it is replaced, ``network.gamma = torch.nn.Parameter(network.gamma)``.
     :raises ValueError: for an unknown link, a ``floor`` that is not positive, wrong shapes of
-        outputs, and sources that are no nodes.
+        inputs and outputs, and sources that are no nodes.
 
     Cost: the backbones, and :math:`O(E H)`.
     """
@@ -125,6 +127,7 @@ class NMMNetwork(nn.Module):
         check_hood(hood)
         if hood.bipartite:
             raise ValueError("hood has sources that are no nodes: use FreeNMM, or your own network")
+        _check_inputs(hood, self.labels, *inputs)
         u = self.labels(*inputs)
         if self.attention is None:
             u, v = u[..., : self.num_classes], u[..., self.num_classes :]
@@ -139,6 +142,23 @@ class NMMNetwork(nn.Module):
         u, v = (in_single(value) for value in (u, v))
         alpha = LINKS[self.link](u) + self.floor
         return alpha, attention_scores(hood, v, self.omega.square(), self.gamma)
+
+
+def _check_inputs(hood: Neighborhood, network: nn.Module, *inputs: Any) -> None:
+    """Refuse wrong ``(x, edge_index)`` for PyG's networks; wrong ids only where Pyro validates."""
+    from torch_geometric.nn.models.basic_gnn import BasicGNN
+    from torch_geometric.utils import is_sparse
+
+    if getattr(type(network), "forward", None) is not BasicGNN.forward or len(inputs) < 2:
+        return
+    x, edge_index = inputs[:2]
+    # Without a width, or with -1, a layer takes the width of its first input.
+    width = network.in_channels if isinstance(network.in_channels, int) else 0
+    expect("x", x, (hood.num_nodes, width if width > 0 else "F"), kind="float")
+    if not is_sparse(edge_index):
+        expect("edge_index", edge_index, (2, "num_edges"), kind="integers")
+        if pyro.settings.get("validate_distributions_pyro"):
+            as_edge_index(edge_index, hood.num_nodes)
 
 
 def near_marginals(marginals: Tensor, kappa: float, epsilon: float) -> Tensor:
@@ -278,6 +298,8 @@ class Compatibility(nn.Module):
 
 def register(name: str, module: nn.Module) -> None:
     """``pyro.module``, and an error if the store has other parameters: they would learn instead."""
+    if not torch.is_inference_mode_enabled():
+        ordinary(module)  # it may have been made there
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* was not registered in the param store")
         pyro.module(name, module)

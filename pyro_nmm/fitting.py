@@ -3,6 +3,7 @@
 
 """Fits: in any gradient mode, with options as keywords, by steps of Adam or by LBFGS."""
 
+import copy
 import functools
 import inspect
 import math
@@ -14,9 +15,9 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils._pytree import tree_map_only
 
 from pyro_nmm.arguments import check_integers, check_positive
 from pyro_nmm.checkpoints import Checkpoint
@@ -38,10 +39,32 @@ def with_gradients(fit: Callable[P, R]) -> Callable[P, R]:
 
 
 def ordinary(value: Any) -> Any:
-    """Copies of tensors that were made in inference mode, through which no gradient passes, also
-    in tuples, lists and dictionaries; what else it holds stays.
+    """A value through which gradients pass. Tensors made in inference mode are copied, in tuples,
+    dictionaries, distributions and ``Data`` too; a module's change in place, for optimisers.
     """
-    return tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, value)
+    from torch_geometric.data import Data
+
+    if isinstance(value, nn.Module):
+        for name, tensor in (*value.named_parameters(), *value.named_buffers()):
+            if tensor.data.is_inference():  # of a lazy parameter too
+                try:
+                    torch.utils.swap_tensors(tensor, copy.deepcopy(tensor))
+                except RuntimeError:  # of weak references, such as those of Pyro's store
+                    what = f"{name} of {type(value).__name__} was made in torch.inference_mode()"
+                    raise ValueError(f"{what} and used: pass copy.deepcopy(network)") from None
+    elif isinstance(value, Tensor):
+        return value.clone() if value.is_inference() else value
+    elif isinstance(value, Data):
+        return copy.copy(value).apply(ordinary)
+    elif isinstance(value, Distribution):
+        value = copy.copy(value)
+        vars(value).update(ordinary(vars(value)))
+    elif type(value) is dict:
+        return {name: ordinary(item) for name, item in value.items()}
+    elif isinstance(value, tuple):
+        parts = map(ordinary, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
 
 
 def with_options(fit: Callable[P, R]) -> Callable[P, R]:

@@ -3,6 +3,7 @@
 
 """Every fit has the same result in every gradient mode of its caller, and on a device."""
 
+import copy
 import sys
 import time
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from torch_geometric.nn import GCN
 from pyro_nmm import Neighborhood, compiled
 from pyro_nmm.fitting import Steps
 from pyro_nmm.guides import (
+    AmortizedNMM,
     DGLFRMGuide,
     fit_links,
     fit_mixture,
@@ -139,13 +141,20 @@ FITS = {
     "Annotators": annotators,
     "fit_field": hidden,
 }
+#: Where arguments are made, and where the fit runs; each pair is compared with a fit without any.
+MODES = [
+    (nullcontext, torch.no_grad),
+    (torch.inference_mode, torch.inference_mode),
+    (torch.inference_mode, nullcontext),
+]
 
 
-def result(name, fitting=nullcontext, place="cpu"):
+def result(name, making=nullcontext, fitting=nullcontext, place="cpu"):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     fit = FITS[name](There(place))
-    next(fit)
+    with making():
+        next(fit)
     with fitting():
         mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         values = next(fit)
@@ -159,8 +168,8 @@ def result(name, fitting=nullcontext, place="cpu"):
 def test_a_fit_is_the_same_in_every_mode(name):
     usual = result(name)
     assert all(value.isfinite().all() for value in usual)
-    for mode in (torch.no_grad, torch.inference_mode):
-        torch.testing.assert_close(result(name, mode), usual, rtol=0, atol=0)
+    for making, fitting in MODES[1:2] if name == "NeighborMixtureClassifier" else MODES:
+        torch.testing.assert_close(result(name, making, fitting), usual, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", [name for name in FITS if name != "NeighborMixtureClassifier"])
@@ -173,12 +182,15 @@ def test_a_fit_on_a_device(device, name, monkeypatch):
         torch.testing.assert_close(values, result(name), rtol=1e-4, atol=1e-4)
 
 
-def test_scores_of_inference_mode():
-    """Of a classifier, or any tensor that an argument is."""
+def test_a_network_that_inference_mode_holds_is_refused():
+    """Pyro's store has weak references to its parameters."""
     data, hood = graph()
     with torch.inference_mode():
-        scores = torch.randn(12, 2)
-    StackedNMM(2).fit(hood, scores, data.y, data.train_mask, data.val_mask, num_steps=2)
+        network = NMMNetwork(GCN(3, 4, 2, 4), num_classes=2)
+        AmortizedNMM(hood, network).mixture(data.x, data.edge_index)
+    with pytest.raises(ValueError, match=r"of NMMNetwork was made in torch.inference_mode\(\)"):
+        fit_nmm(network, data, hood, num_steps=1)
+    fit_nmm(copy.deepcopy(network), data, hood, num_steps=1)
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -33,6 +33,7 @@ def test_right_programs():
 
 
 def test_a_scale_of_both_programs():
+    """The evidence is scaled, too, and there is nothing to warn of."""
     halved = Located()
     check_program(*(pyro.poutine.scale(p, scale=0.5) for p in (halved.model, halved.guide)))
 
@@ -62,7 +63,8 @@ def test_several_fields():
             last(PATH, alpha + shift, logits, Y, collapsed=True)
 
     zeros = {"evidence": torch.zeros(3, 2)}
-    check_program(lambda: program(nmm), lambda: program(evidence_guide, **zeros))
+    with pytest.warns(UserWarning, match="'second/y' changes by .* nats, but the evidence .* by 0"):
+        check_program(lambda: program(nmm), lambda: program(evidence_guide, **zeros))
 
 
 def assigned(loc, y):
@@ -101,3 +103,15 @@ def first_particle(loc, y):
 def test_wrong_programs(below, match):
     with pytest.raises(ValueError, match=match):
         check(below)
+
+
+def thrice(loc, y):
+    with pyro.poutine.scale(scale=3.0):
+        measure(at_labels(loc, y))
+
+
+@pytest.mark.parametrize("options", [{"factor": 0.5}, {"write": thrice}])
+def test_evidence_of_another_program(options):
+    program = Located(**options)
+    with pytest.warns(UserWarning, match=r"log-likelihood of 'x' changes by .* evidence_guide by"):
+        check_program(program.model, program.guide)

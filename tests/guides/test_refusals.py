@@ -14,6 +14,7 @@ from pyro import poutine
 from runs import changed, pair, ring
 from torch import nn
 from torch_geometric.datasets import KarateClub
+from torch_geometric.nn import GCN
 
 from pyro_nmm import Neighborhood
 from pyro_nmm.guides import (
@@ -30,6 +31,7 @@ from pyro_nmm.models import (
     DGLFRM,
     ConvolutionalNMM,
     FreeNMM,
+    NMMNetwork,
     NormalEmission,
     StackedNMM,
     fit_field,
@@ -99,6 +101,7 @@ BAD_DATA = [
       for label in (-1, 2)),
     (lambda: changed(y=ring().y.float()), r"data\.y must hold integer labels"),
     (lambda: changed(y=ring().y[:, None]), r"data\.y must have shape \(12,\).* got \(12, 1\)"),
+    (lambda: changed(x=ring().x[:5]), r"x must have shape \(12, 4\), got \(5, 4\)"),
     (lambda: changed(train_mask=ring().train_mask & False), r"data\.train_mask selects no node"),
 ]  # fmt: skip
 #: Fits, options of which one is wrong, and the message.
@@ -182,11 +185,30 @@ def test_refused(run, options, message):
         (X, EDGES + 0.5, "edge_index must hold integers"),
     ],
 )
-def test_inputs_of_links(x, edge_index, match):
+def test_inputs_of_networks(x, edge_index, match):
+    network = NMMNetwork(GCN(3, 4, 1, 2), GCN(3, 4, 1), num_classes=2)
+    program = AmortizedNMM(HOOD, network)
+    for run in (program, program.model, partial(program.guide, y=None)):
+        with pytest.raises(ValueError, match=match):
+            run(x, edge_index)
     pair = DGLFRMGuide(TARGET, 3, HOOD)
     for run in (pair.guide, pair.model):
         with pytest.raises(ValueError, match=match):
             run(edge_index, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*parse")
+def test_networks_of_others_take_what_they_like():
+    class Embedded(GCN):
+        def forward(self, ids, edge_index):
+            return super().forward(X[ids], edge_index)
+
+    network = NMMNetwork(Embedded(3, 4, 1, 2), Embedded(3, 4, 1), num_classes=2)
+    alpha, _ = network(HOOD, [0, 1, 2, 3, 4], EDGES)
+    assert alpha.shape == (5, 2)
+    sparse = torch.sparse_coo_tensor(EDGES, torch.ones(2), (5, 5), check_invariants=True)
+    network = NMMNetwork(GCN(-1, 4, 1, 2), GCN(-1, 4, 1), num_classes=2)
+    assert network(HOOD, X, sparse)[0].shape == (5, 2)
 
 
 def test_a_mixture_of_a_target_that_is_nan():
