@@ -290,9 +290,8 @@ class AutoNMM(AutoGuide):
                 field = self._fields(run)[name] if number or turn else fields[name]
                 draw = self._guide_of(field, run)
                 # Plates around the guide are still seen, by messages of another type.
-                quiet = (
-                    nullcontext() if turn + 1 == num_turns else poutine.block(hide_fn=_is_sample)
-                )
+                last = turn + 1 == num_turns
+                quiet = nullcontext() if last else poutine.block(hide_types=["sample"])
                 with quiet, self._around(field), _Named(name), poutine.trace() as sites:
                     draw()
                 found = field.names & sites.trace.nodes.keys()
@@ -441,10 +440,6 @@ def _seed(seed: int) -> None:
 
 def _of_field(site: Any) -> bool:
     return "nmm" in site["infer"]
-
-
-def _is_sample(site: Any) -> bool:
-    return site["type"] == "sample"
 
 
 def _of_parents(model: Callable) -> Callable:
