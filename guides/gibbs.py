@@ -185,7 +185,7 @@ class FieldGibbs(MCMCKernel):
         self._names_of_fields, self._program, self._path = [*fields], None, []
         self._transforms = {}  # the first parameters have their constraints
         first = {k: s["value"] for k, s in rest.items() if k not in self._discrete}
-        self._with_distributions = any(not field.collapsed for field in fields.values())
+        self._not_collapsed = [name for name, field in fields.items() if not field.collapsed]
         self._sweep(first, self._num_sweeps)
         self._draw_distributions(first)
         # A new one, because Pyro's kernels keep the constraints of their first run.
@@ -259,10 +259,8 @@ class FieldGibbs(MCMCKernel):
     @torch.no_grad()
     def _draw_distributions(self, params: dict[str, Tensor]) -> None:
         """Label distributions that are sites, given all else."""
-        for name in self._names_of_fields if self._with_distributions else []:
+        for name in self._not_collapsed:
             field = self._at(params).fields[name]
-            if field.collapsed:
-                continue
             self.states = self.states | {field.site("z"): field.distributions(self.states)}
 
     @torch.no_grad()
@@ -415,11 +413,8 @@ class FieldGibbs(MCMCKernel):
         """Log-densities of the draws, and how many independent draws each number is worth."""
         positions, log_probs = (torch.stack(part) for part in zip(*self._path, strict=True))
         columns = torch.cat([positions, log_probs[:, None]], 1)
-        names, effective = (
-            [*self._names(), "log density"],
-            effective_size(columns[None]).nan_to_num(),
-        )
-        sizes = dict(zip(names, effective.tolist(), strict=True))
+        effective = effective_size(columns[None]).nan_to_num().tolist()
+        sizes = dict(zip([*self._names(), "log density"], effective, strict=True))
         name = min(sizes, key=lambda name: sizes[name])
         if len(columns) >= ENOUGH and sizes[name] < min(ENOUGH, len(columns) / 2):
             more = math.ceil(len(columns) * ENOUGH / max(sizes[name], 1.0))
