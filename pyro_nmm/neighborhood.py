@@ -274,6 +274,7 @@ class Neighborhood:
 
     def _at(self, wanted: Tensor) -> Tensor:
         keys = self._keys[0]
+        wanted = wanted.contiguous()  # torch warns of another layout
         edges = torch.searchsorted(keys[1:], wanted, right=True)  # the last one before the next
         return edges.masked_fill(keys[edges] != wanted, -1)
 

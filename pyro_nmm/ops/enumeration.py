@@ -3,7 +3,7 @@
 
 """Exact sums over all choices of a small set of nodes, the paper's equation (3)."""
 
-from math import prod
+import math
 
 import torch
 from torch import Size, Tensor
@@ -26,10 +26,13 @@ def enumerate_choices(rows: Neighborhood) -> Tensor:
 
 def check_size(rows: Neighborhood, numbers_each: int = 1) -> int:
     """The number of joint choices; an error if so many terms of ``numbers_each`` do not fit."""
-    size = prod(rows.ptr.diff().tolist())
+    size = math.prod(rows.ptr.diff().tolist())
     if size > MAX_CHOICES or size * numbers_each > _MAX_NUMBERS:
-        number = size if size < 10**9 else f"about 10^{len(str(size)) - 1}"
-        unit = f" of {numbers_each} numbers" if numbers_each > 1 else ""
+        number, each = (
+            str(value) if value < 10**9 else f"about 10^{math.log10(value):.0f}"
+            for value in (size, numbers_each)
+        )
+        unit = f" of {each} numbers" if numbers_each > 1 else ""
         raise ValueError(
             f"exact enumeration over {rows.num_rows} nodes would need {number} choices{unit}, more "
             f"than {MAX_CHOICES} choices or {_MAX_NUMBERS} numbers: use log_likelihood or elbo, or "
