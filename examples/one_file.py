@@ -89,7 +89,7 @@ if __name__ == "__main__":
     pyro.set_rng_seed(0)
     data, nodes = KarateClub()[0], torch.arange(0, 34, 2)  # every second label is observed
     y, friends = data.y[nodes], data.edge_index[0].bincount().double()
-    alpha = (1 + y.bincount(minlength=4).double()).expand(34, 4) / (4 + len(y))  # label frequencies
+    alpha = (1 + y.bincount(minlength=4).double()).expand(34, 4) / (4 + len(y))  # frequencies + 1
     L = attention(data.edge_index, friends.log().expand(34, 34))  # proportional to friends
     given = alpha, L, nodes, y
 
