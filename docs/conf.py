@@ -51,7 +51,6 @@ nb_execution_raise_on_error = True
 # with twice of it a cell that hangs is reported an hour later.
 nb_execution_timeout = 1800
 nb_merge_streams = True
-os.environ["TQDM_DISABLE"] = "1"  # a bar on a page is a widget, whose scripts are on another host
 nb_code_prompt_show = "Code of the picture"  # cells with the tag hide-input
 nb_code_prompt_hide = "Hide the code"
 
@@ -118,6 +117,8 @@ def formulas_in_lines(app, what, name, member, options, lines):
 
 
 def setup(app):
+    # A bar on a page is a widget, whose scripts are on another host.
+    os.environ["TQDM_DISABLE"] = "1"
     app.connect("autodoc-skip-member", skip_member)
     app.connect("html-page-context", link_notebook)
     app.connect("build-finished", write_notebooks)
