@@ -23,7 +23,7 @@ from pyro_nmm.arguments import (
 )
 from pyro_nmm.distributions.averaged_posterior import AveragedPosterior
 from pyro_nmm.distributions.posterior import Posterior
-from pyro_nmm.fitting import Steps, with_gradients
+from pyro_nmm.fitting import Steps, bar, with_gradients
 from pyro_nmm.model_arguments import check_hood
 from pyro_nmm.models.stacked.fit import (
     FOLDS,
@@ -203,7 +203,7 @@ class StackedNMM(nn.Module):
     def fit(
         self, hood: Neighborhood, scores: Array, y: Array, train: NodeSet | None = None,
         held_out: NodeSet | None = None, *, folds: Array | None = None, num_steps: int = 150,
-        progress: Callable[[range], Iterable[int]] = iter,
+        progress: Callable[[range], Iterable[int]] = bar,
     ) -> "StackedNMM":  # fmt: skip
         r"""Fit the parameters by Adam on an unbiased estimate of the gradient, with a rate that
         falls to zero, and return the module. It begins at temperature scaling, so the scale of the
@@ -215,7 +215,7 @@ class StackedNMM(nn.Module):
         :param Tensor folds: ``(N,)`` fold ``0..K - 1`` of each labelled node, negative for others,
             in the place of ``train`` and ``held_out``. ``scores`` is ``(K, N, C)``: the scores of
             fold ``k`` come from a classifier that learned from the labels of all other folds.
-        :param progress: wraps the range of steps, for example ``tqdm``.
+        :param progress: wraps the range of steps, as of :class:`~pyro_nmm.fitting.Steps`.
         :raises ValueError: for wrong shapes, and for masks that overlap or select nothing.
 
         Cost: :math:`O(E_\tau C)` a step, :math:`E_\tau` the edges into the held-out nodes (both

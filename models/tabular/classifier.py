@@ -127,7 +127,8 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             seed = check_random_state(seed).randint(2**31)
         with seeded(seed):
             self.stacked_ = StackedNMM(len(self.classes_), prior=TABLES)
-            self.stacked_.fit(self.hood_, scores, labels, folds=folds, **self._fit_options)
+            options = {"progress": iter, **self._fit_options}  # silent, as scikit-learn's fits
+            self.stacked_.fit(self.hood_, scores, labels, folds=folds, **options)
             pooled = self._pooled(self._log_probs(self.estimator_, X).float(), scores)
             self._fitted = pooled, labels, known
             posterior = self.stacked_.posterior(self.hood_, *self._fitted, num_draws=0)
