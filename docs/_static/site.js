@@ -17,10 +17,10 @@ addEventListener("DOMContentLoaded", () => {
       wrapper.firstElementChild.classList.add("sentences");
       cells.forEach((cell) => { if (heads[cell.cellIndex]) cell.dataset.head = heads[cell.cellIndex]; });
       // Columns with more words are wider.
-      wrapper.querySelectorAll("thead th").forEach((head, k) => {
-        const words = cells.filter((cell) => cell.cellIndex === k).map((cell) => Math.sqrt(cell.textContent.length));
-        head.style.width = `${words.reduce((a, b) => a + b, 0)}em`;
-      });
+      const words = heads.map((_, k) => cells.filter((cell) => cell.cellIndex === k)
+        .reduce((sum, cell) => sum + Math.sqrt(cell.textContent.length), 0));
+      const all = words.reduce((a, b) => a + b, 0);
+      wrapper.querySelectorAll("thead th").forEach((head, k) => { head.style.width = `${100 * words[k] / all}%`; });
     } else if (wrapper.scrollWidth > wrapper.clientWidth) {
       wrapper.classList.add("wide");
     }
