@@ -64,7 +64,7 @@ with pyro.get_param_store().scope():  # another guide, with parameters of the sa
         svi.step(data.y)
     by_elbo = loose.median()["kappa"]
     with torch.no_grad():
-        by_elbo_draws = torch.stack([loose(data.y)["kappa"] for _ in range(1000)])
+        kappas = {"SVI, ELBO alone": torch.stack([loose(data.y)["kappa"] for _ in range(1000)])}
 by_chains = guide.median()["kappa"]
 print(f"median of kappa by the ELBO alone: {by_elbo:.2f}; by AutoNMM: {by_chains:.2f}")
 
@@ -93,7 +93,6 @@ if __name__ == "__main__":
     from drawing.pyro_program import draw
 
     with torch.no_grad():
-        by_chains = torch.stack([guide(data.y)["kappa"] for _ in range(1000)])
-    kappas = {"MCMC, FieldGibbs": draws["kappa"], "SVI, AutoNMM": by_chains}
-    kappas["SVI, ELBO alone"] = by_elbo_draws
+        kappas["SVI, AutoNMM"] = torch.stack([guide(data.y)["kappa"] for _ in range(1000)])
+    kappas["MCMC, FieldGibbs"] = draws["kappa"]
     draw(Path("output/pyro_program.png"), kappas, data.edge_index, entropies, data.train_mask, 14)

@@ -31,9 +31,9 @@ def draw(
     figure, (left, *graphs) = canvas(1, 3, (11, 3.4), font=11)
     grid = torch.linspace(0.01, 2.0, 300)
     left.plot(grid, LogNormal(0.0, 1.0).log_prob(grid).exp(), color="0.6", ls="--", label="prior")
-    for name, draws in kappas.items():
-        values = gaussian_kde(draws.log().numpy())(grid.log().numpy()) / grid.numpy()
-        left.plot(grid, values, color=COLORS[name], label=name)
+    for name, color in COLORS.items():
+        density = gaussian_kde(kappas[name].log().numpy())
+        left.plot(grid, density(grid.log().numpy()) / grid.numpy(), color=color, label=name)
     left.set(xlabel="kappa (small: neighbours agree)", ylabel="density", xlim=(0, 2), ylim=0)
     left.legend(frameon=False)
     graph = nx.Graph(edges.T.tolist())
