@@ -153,3 +153,22 @@ def test_log_likelihood_needs_draws_of_every_latent_site():
         to_datatree(run(FieldGibbs(units)), units, log_likelihood=True)
     tree = to_datatree(run(FieldGibbs(units), save=["kappa", "z"]), units, log_likelihood=True)
     assert tree.log_likelihood.y.shape == (1, 60, 9)
+
+
+@pytest.mark.parametrize("order", ["mask last", "mask first"])
+def test_masked_vectors_have_an_entry_for_each_element(order):
+    mask = torch.tensor([True, False, True])
+
+    def masked(x):
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        each = dist.Normal(loc, 1.0).expand([3, 2])
+        with pyro.plate("place", 3):
+            last = each.to_event(1).mask(mask)
+            fn = last if order == "mask last" else each.mask(mask[:, None]).to_event(1)
+            pyro.sample("x", fn, obs=x)
+
+    draws = {"loc": torch.tensor([0.5, -1.0])}
+    tree = to_datatree(draws, masked, X, log_likelihood=True)
+    found = torch.as_tensor(tree.log_likelihood.x.values)[0]
+    expected = dist.Normal(draws["loc"][:, None, None], 1.0).log_prob(X) * mask[:, None]
+    torch.testing.assert_close(found, expected)
