@@ -292,7 +292,7 @@ class AutoNMM(AutoGuide):
                 # Plates around the guide are still seen, by messages of another type.
                 last = turn + 1 == num_turns
                 quiet = nullcontext() if last else poutine.block(hide_types=["sample"])
-                with quiet, self._around(field), _Named(name), poutine.trace() as sites:
+                with quiet, self._around(field), _Named(field), poutine.trace() as sites:
                     draw()
                 found = field.names & sites.trace.nodes.keys()
                 values |= {key: sites.trace.nodes[key]["value"] for key in found}
@@ -421,14 +421,14 @@ class AutoNMM(AutoGuide):
 
 
 class _Named(Messenger):
-    """Gives the sites of a guide the names of a field's: its scope, and its number."""
+    """Gives the sites of a guide the names of a field's: its scope, and their numbers."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, field: Field) -> None:
         super().__init__()
-        self.name = name
+        self.field = field
 
     def _pyro_sample(self, msg: Any) -> None:
-        msg["name"] = beside(self.name, msg["name"])
+        msg["name"] = self.field.site(msg["name"]) or beside(self.field.name, msg["name"])
 
 
 def _seed(seed: int) -> None:

@@ -334,14 +334,14 @@ class FieldGibbs(MCMCKernel):
             for name in self._counts:
                 field, q = program.fields[name], self._conditional(program, name)
                 units = q.choices(self._states_of(field, q))
-                self.states = self.states | {field.site("c"): units}
+                self.states = self.states | {field.units: units}
         point = self._steps.step(_Point.of(program, self.states), self._point_at)
         if self._steps.num_steps > self._steps.warmup_steps:
             self._path.append((point.position, torch.tensor(point.log_prob).double()))
         self._program = program = point.program
         for name in self._counts if self._more_steps else []:
             field, q = program.fields[name], self._conditional(program, name)
-            self._put(field, q.distributions(self.states.pop(field.site("c"))))
+            self._put(field, q.distributions(self.states.pop(field.units)))
         return program.params
 
     def _names(self) -> list[str]:

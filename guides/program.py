@@ -42,8 +42,8 @@ class Field(NamedTuple):
     trace: Any
 
     def site(self, kind: str) -> str:
-        """The name of its site ``z``, ``u`` or ``y``."""
-        return beside(self.name, kind)
+        """The name of its site ``z``, ``u`` or ``y``; empty if it has none."""
+        return site_of(self.trace, self.name, kind)
 
     def value(self, kind: str) -> Tensor:
         return self.trace.nodes[self.site(kind)]["value"]
@@ -55,11 +55,11 @@ class Field(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        return set(map(self.site, "czuy")) & self.trace.nodes.keys()
+        return set(map(self.site, "czuy")) - {""}
 
     @property
     def collapsed(self) -> bool:
-        return self.site("z") not in self.trace
+        return not self.site("z")
 
     @property
     def unknown(self) -> list[str]:
@@ -142,15 +142,20 @@ class CountField(NamedTuple):
     collapsed: bool = True
 
     def site(self, kind: str) -> str:
-        return beside(self.name, kind)
+        return {"z": self.name, "y": self.seen}.get(kind, "")
 
     @property
     def names(self) -> set[str]:
         return {self.name, self.seen}
 
     @property
+    def units(self) -> str:
+        """The name of counts of choices among the states."""
+        return beside(self.name, "choices of z")
+
+    @property
     def unknown(self) -> list[str]:
-        return [self.site("log z")]
+        return [beside(self.name, "log z")]
 
     @property
     def batch_shape(self) -> Size:
@@ -166,7 +171,7 @@ class CountField(NamedTuple):
         return lambda units, log_z: q.log_density(log_z) if units is None else q.log_joint(units)
 
     def draw(self, states: dict[str, Tensor]) -> tuple[Tensor | None, Tensor]:
-        return states.get(self.site("c")), states[self.site("log z")]
+        return states.get(self.units), states[self.unknown[0]]
 
     def distributions(self, log_z: Tensor) -> Tensor:
         """Of the type of ``alpha``, in which small shares underflow."""
@@ -178,6 +183,13 @@ def sample_sites(trace: Any) -> dict[str, Any]:
     """The sites of a run that draw or have data, without those of plates that subsample."""
     sites = trace.nodes.items()
     return {k: s for k, s in sites if s["type"] == "sample" and not site_is_subsample(s)}
+
+
+def site_of(trace: Any, name: str, kind: str) -> str:
+    """The site of a kind of the same field, which ``name_count`` may number otherwise, or ``""``."""
+    field = trace.nodes[name]["infer"]["nmm"]
+    sites = (k for k, site in sample_sites(trace).items() if site["infer"].get("nmm") is field)
+    return next((k for k in sites if kind_of(k) == kind), "")
 
 
 def fields_of(trace: Any, latents: Set[str]) -> dict[str, Field]:
@@ -455,11 +467,11 @@ def _of_field(trace: Any, name: str) -> Tensor:
     """``(..., N)``: factors of a field's site by node or, of labels that it borrows, by source."""
     prior, observed = trace.nodes[name]["infer"]["nmm"]
     hood, value = prior.hood.restrict(observed), trace.nodes[name]["value"]
-    rows, c = prior.of_rows(hood), trace.nodes[beside(name, "c")]["value"]
+    rows, c = prior.of_rows(hood), trace.nodes[site_of(trace, name, "c")]["value"]
     if kind_of(name) == "c":
         terms = NeighborChoice(hood, rows.logits).log_terms(c)
     elif kind_of(name) == "y" and not rows.channel.keeps:
-        borrowed = trace.nodes[beside(name, "u")]["value"]
+        borrowed = trace.nodes[site_of(trace, name, "u")]["value"]
         terms = Categorical(rows.channel.shown_probs(hood, c, borrowed)).log_prob(value)
     else:
         terms = ChosenLabels(prior.alpha, c).log_terms(value)

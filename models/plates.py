@@ -85,9 +85,11 @@ class OneEvent(Messenger):
 
 
 def is_prediction() -> bool:
-    """Whether ``Predictive`` runs the program with samples, after a run without any."""
-    given = (h for h in _PYRO_STACK if isinstance(h, ConditionMessenger))
-    return any(given) and consumer(*PREDICTIVE) is not None
+    """Whether ``Predictive`` runs the program with samples, after a run without any, and not an
+    automatic guide, which asks for evidence."""
+    given = any(isinstance(h, ConditionMessenger) for h in _PYRO_STACK)
+    of_guide = any(isinstance(h, AgreedSubsamples) for h in _PYRO_STACK)
+    return given and not of_guide and consumer(*PREDICTIVE) is not None
 
 
 def kind_of(name: str) -> str:

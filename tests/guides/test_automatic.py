@@ -15,8 +15,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 from oracle import label_probs
-from pyro import poutine
-from pyro.contrib.autoname import scope
+from pyro import infer, poutine
+from pyro.contrib.autoname import name_count, scope
 from pyro.infer import SVI, TraceGraph_ELBO, autoguide
 from pyro.infer.importance import vectorized_importance_weights
 from pyro.optim import Adam
@@ -444,6 +444,26 @@ def test_posterior_of_one_graph_of_a_plate():
     joint = np.exp(log_probs + normal(1.0 * labels, x=TABLE[1]).numpy())
     share = (joint[:, None] * labels.numpy()).sum(0) / joint.sum()
     assert torch.allclose(found.marginals()[:, 1], torch.as_tensor(share))
+
+
+@name_count
+def numbered(first, second, predict=False):
+    """Two fields, whose sites have the numbers of their own kinds."""
+    field(Y, KNOWN, collapsed=first)
+    field(Y, KNOWN, collapsed=second, predict=predict)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+def test_prediction_of_a_numbered_field(first, second):
+    guide, number = AutoNMM(numbered), 4000
+    TraceGraph_ELBO().loss(numbered, guide, first, second)
+    draws = infer.Predictive(numbered, guide=guide, num_samples=number, parallel=True)
+    share = draws(first, second, predict=True)["y_rest"].double().mean()
+    labels, log_probs = prior(0.7)
+    probs = np.exp(log_probs) * (labels[:, KNOWN] == Y[KNOWN]).all(-1).numpy()
+    exact = (probs * labels[:, 2].numpy()).sum() / probs.sum()
+    assert abs(share - exact) < 4 * (exact * (1 - exact) / number) ** 0.5
 
 
 def stepped(guide, optimizer, num_steps):
