@@ -4,6 +4,7 @@
 """A guide in one line for any program with fields."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -67,6 +68,7 @@ class AutoNMM(AutoGuide):
     **Several fields.** Labels of one field may be in the concentrations or the logits of another.
     With chains each field has its exact conditional given the states of all others, and sites may
     depend on several latent fields. By the bound, the evidence leaves later fields out.
+    ``Predictive`` begins new chains in each call of the guide, so give it ``parallel=True``.
 
     **Scales.** ``poutine.scale`` around a field multiplies its :math:`\log p(x \mid \theta)`, or
     the bound on it. **Dropout.** Model and guide see the same masks: a call of the guide seeds
@@ -180,6 +182,12 @@ class AutoNMM(AutoGuide):
                     f"site {name!r} is discrete and belongs to no nmm: sum it out in the program, "
                     f'or by infer={{"enumerate": "parallel"}} and TraceEnum_ELBO below labels, or '
                     f"write a guide by hand, with ordered_guide or evidence_guide for the nmm"
+                )
+            if "nmm_counts" in site["infer"]:
+                warnings.warn(
+                    f"site {name!r} of nmm_counts is left to the autoguide, which overestimates "
+                    f"concentrations: use MCMC(FieldGibbs(model))",
+                    stacklevel=2,
                 )
             self._latents.add(name)
         if self.parents is None:

@@ -32,8 +32,8 @@ def to_datatree(
     r"""Draws of any Pyro program as an ``xarray.DataTree``, for ArviZ's summaries and plots.
 
     Groups are ``posterior``, ``sample_stats`` of an ``MCMC``, and, by a run of the ``model``,
-    ``observed_data``. Dimensions have the names of plates; labels and choices of an
-    :func:`~pyro_nmm.models.nmm` have the dimension ``node``, whose coordinates are node ids.
+    ``observed_data``. Dimensions have the names of plates; labels, choices and counts of
+    a field have the dimension ``node``, whose coordinates are node ids.
 
     >>> import pyro
     >>> import pyro.distributions as dist
@@ -56,9 +56,11 @@ def to_datatree(
 
         \log p(x_i \mid \theta^{(s)}) ,
 
-    for ``arviz.loo`` and ``compare``. Labels of an ``nmm`` depend on one another: theirs are given
-    all other labels, :meth:`~pyro_nmm.OrderedConditional.leave_one_out`, and need draws of the
-    choices, as of ``save_params=["kappa", "c"]``.
+    for ``arviz.loo`` and ``compare``, where :math:`\theta` has all latent sites: also the latent
+    label of a measurement and the ``z`` of counts, for which ``loo`` may warn of large ``k``. Labels
+    of an ``nmm`` depend on one another: theirs are given all other labels,
+    :meth:`~pyro_nmm.OrderedConditional.leave_one_out`, and need draws of the choices, as of
+    ``save_params=["kappa", "c"]``.
 
     :param draws: an ``MCMC`` after its run, or draws ``(S, ...)`` by the names of sites, such as
         ``Predictive(guide, num_samples=S)(...)`` has of any guide.
@@ -66,8 +68,9 @@ def to_datatree(
     :param posterior_predictive: draws ``(S, ...)`` of ``Predictive(model, draws)``.
     :param log_likelihood: entries ``(S, ...)`` by the names of sites, or whether to compute them,
         by a run of the model at each draw.
-    :param coords: coordinates by the names of dimensions, such as names of places.
-    :return: a tree whose arrays are ``(chain, draw, ...)``.
+    :param coords: coordinates by the names of dimensions, such as names of places; of all nodes
+        also where ``observed`` leaves some out.
+    :return: a tree whose arrays are ``(chain, draw, ...)``. A scope's slash is a dot in its names.
     :raises ValueError: for ``log_likelihood`` without a model, or of no site, and draws of another
         number. Cost: one run of the model, and ``S`` with ``log_likelihood``.
     :raises ImportError: without ``arviz-base``: ``pip install pyro-nmm[arviz]``.
@@ -121,15 +124,23 @@ def to_datatree(
             if wrong := [k for k, v in values.items() if v.shape[:1] != (shape.numel(),)]:
                 raise ValueError(f"{group} of {wrong} must have {shape.numel()} draws, as draws")
             found[group] = {name: value.unflatten(0, shape) for name, value in values.items()}
-    dims, known = {}, dict(coords or {})
+    dims, known = {}, {_plain(name): value for name, value in (coords or {}).items()}
     for name, site in sites.items():
-        dims[name], own = _dimensions(name, site)
-        known = own | known
+        dims[_plain(name)], own = _dimensions(name, site)
+        for dim, (nodes, number) in own.items():
+            given = known.get(dim, nodes)
+            whole = len(given) == number > len(nodes)
+            known[dim] = np.asarray(given)[nodes] if whole else given
     arrays = {
-        group: {name: np.asarray(torch.as_tensor(value).cpu()) for name, value in each.items()}
+        group: {_plain(k): np.asarray(torch.as_tensor(v).cpu()) for k, v in each.items()}
         for group, each in found.items()
     }
     return arviz_base.from_dict(arrays, dims=dims, coords=known)
+
+
+def _plain(name: str) -> str:
+    """A name of a site or dimension in a tree, whose paths have slashes."""
+    return name.replace("/", ".")
 
 
 def _statistics(mcmc: MCMC, num_chains: int, num_draws: int) -> dict[str, Any]:
@@ -175,18 +186,21 @@ def _log_likelihood(trace: Trace, draws: Mapping[str, Tensor]) -> dict[str, Tens
     return found
 
 
-def _dimensions(name: str, site: Any) -> tuple[list[str], dict[str, Any]]:
-    """Names of a site's dimensions, and coordinates of nodes."""
+def _dimensions(name: str, site: Any) -> tuple[list[str], dict[str, tuple]]:
+    """Names of a site's dimensions; of nodes the coordinates, and the number with those left out."""
     value, event = site["value"], site["fn"].event_dim
     dims = [f"{name}_dim_{k}" for k in range(value.dim())]
     for frame in site["cond_indep_stack"]:
         if frame.dim is not None and value.dim() - event + frame.dim >= 0:
             dims[value.dim() - event + frame.dim] = frame.name
-    if "nmm" not in site["infer"]:
-        return dims, {}
-    prior, observed = site["infer"]["nmm"]
-    if kind_of(name) == "z":
+    of = site["infer"].get("nmm") or site["infer"].get("nmm_counts")
+    counts, found = "nmm_counts" in site["infer"], {}
+    if of and kind_of(name) == "z":
         dims[-2:] = beside(name, "source"), beside(name, "label")
-        return dims, {}
-    dims[-1] = beside(name, "node")
-    return dims, {dims[-1]: prior.hood.restrict(observed).nodes.cpu().numpy()}
+    elif of:
+        place = -2 if counts else -1
+        dims[place:] = [beside(name, "node"), beside(name, "label")][:-place]
+        hood = of[0].hood
+        nodes = hood.restrict(of[1]).nodes.cpu().numpy()
+        found[_plain(dims[place])] = nodes, hood.num_nodes
+    return [*map(_plain, dims)], found

@@ -139,8 +139,8 @@ def check_fit(
     >>> check_fit(guide, y).converged
     False
 
-    Widths of a guide without correlations are those given all other numbers, so that too narrow
-    marginals pass. The guide's chains are left as they were; networks are in the mode that they
+    A fit that has converged is the best of its guide's family, not the posterior: widths of a guide
+    without correlations are those given all other numbers, so that too narrow marginals pass. The guide's chains are left as they were; networks are in the mode that they
     have, and running means such as ``BatchNorm``'s see these runs. See ``FitCheck`` for what is
     returned, with a number for each of ``(d,)`` unconstrained values of sites.
 

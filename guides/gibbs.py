@@ -534,7 +534,6 @@ def _check_nan(trace: Any, masked: bool = False) -> None:
         if site["type"] != "sample" or not (site["is_observed"] and site["value"].isnan().any()):
             continue
         if masked or site["log_prob_sum"].isnan():
-            raise ValueError(
-                f"site {name!r} has NaN in its data: leave it out, as in Normal(loc, scale)"
-                f".mask(~x.isnan()) with obs=x.nan_to_num()"
-            )
+            cure = "as in Normal(loc, scale).mask(~x.isnan()) with obs=x.nan_to_num()"
+            cure = "by observed=" if _of_field(site) else cure
+            raise ValueError(f"site {name!r} has NaN in its data: leave it out, {cure}")

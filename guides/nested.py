@@ -350,7 +350,7 @@ def nested_posterior(
             break
         if turn < ROUNDS - 1:
             center = center + root @ moments.mean
-            root = root @ torch.linalg.cholesky(moments.covariance)
+            root = root @ _root(moments.covariance)
     else:
         misfit = math.inf
     refits = [found.fit(center, root, degree, found.noise())[:2] for _ in range(REPEATS)]
@@ -409,7 +409,7 @@ def _mode(gibbs: FieldGibbs, center: Tensor, num_sweeps: int) -> tuple[Tensor, T
         move = (longer * steps.inverse @ score).clamp(-0.5, 0.5)
         center = center + move
         way.append(center)
-    center, root = torch.stack(way[-CLIMB // 4 :]).mean(0), torch.linalg.cholesky(4 * steps.inverse)
+    center, root = torch.stack(way[-CLIMB // 4 :]).mean(0), _root(4 * steps.inverse)
     cross = RADII[0] * torch.cat([torch.zeros(1, size), torch.eye(size), -torch.eye(size)]).double()
     for turn in range(MOST_TURNS):
         found = _scores_at(gibbs, center + cross @ root.T, max(20, num_sweeps), size + 4)
@@ -420,10 +420,20 @@ def _mode(gibbs: FieldGibbs, center: Tensor, num_sweeps: int) -> tuple[Tensor, T
         move = root_of @ root_of @ line
         far = move.norm().item()
         center = center + root @ move * min(1.0, 3.0 / far)
-        root = torch.linalg.cholesky(root @ root_of @ root_of @ root.T)
+        root = _root(root @ root_of @ root_of @ root.T)
         if turn and far < 1.0:
             break
     return center, root
+
+
+def _root(covariance: Tensor) -> Tensor:
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    if failed or not root.isfinite().all():
+        raise ValueError(
+            "model has scores too noisy for a polynomial of its log-density: raise num_sweeps, or "
+            "use FieldGibbs"
+        )
+    return root
 
 
 def _scores_at(gibbs: FieldGibbs, positions: Tensor, num_sweeps: int, num_batches: int) -> _Scores:

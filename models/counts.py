@@ -34,8 +34,8 @@ def nmm_counts(
 
     Sites are ``z``, of event shape ``(N, C)``, and ``y``, of event shape ``(n, C)`` for the ``n``
     rows where ``observed`` is true, in ascending node id. The other rows are marginalised, exactly.
-    No discrete site is latent: autoguides run, NUTS on small graphs, and
-    :class:`~pyro_nmm.guides.FieldGibbs` on large ones.
+    No discrete site is latent: NUTS runs on small graphs, :class:`~pyro_nmm.guides.FieldGibbs` on
+    large ones. Autoguides run, too, and overestimate concentrations.
 
     Units of :math:`i` and :math:`i'` share label distributions, so their labels correlate. With
     :math:`u_i = \sum_j L_{ij} \mu_j`, :math:`\mu_j = \alpha_j / A_j` and :math:`A_j = \sum_k

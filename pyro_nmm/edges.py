@@ -71,9 +71,10 @@ def as_neighborhood(graph: Any, names: Any = None) -> Neighborhood:
     """
     own, pairs = _named(graph)
     if own is None:
-        if names is not None:
-            raise ValueError("names must be left out: nodes of this graph have no names, only rows")
         edges, number = edges_of(graph)
+        if names is not None:
+            cure = "of a table of named edges make a graph, by networkx.from_pandas_edgelist"
+            raise ValueError(f"names must be left out: this graph has numbers, not names; {cure}")
         return Neighborhood(edges, int(edges.max()) + 1 if number is None else number)
     rows = [*range(len(own))] if names is None else [*names]
     place = {name: number for number, name in enumerate(rows)}
@@ -81,12 +82,14 @@ def as_neighborhood(graph: Any, names: Any = None) -> Neighborhood:
         twice = Counter(rows if len(place) < len(rows) else own).most_common(1)[0][0]
         raise ValueError(f"names must be different, got {twice!r} twice")
     lost, more = [n for n in own if n not in place], [*place.keys() - {*own}]
-    if names is None and lost:
-        cure = "give names=, the name of each row of your data, such as table.index"
-        raise ValueError(f"graph has nodes with names, such as {lost[0]!r}: {cure}")
+    # Nodes of NetworkX have no order of their own.
+    moved = [] if hasattr(graph, "is_directed") else [n for n in own if own[place[n]] != n]
+    if names is None and (lost or moved):
+        name, cure = (lost or moved)[0], "give names=, the name of each row of your data"
+        raise ValueError(f"graph has nodes with names, such as {name!r}: {cure}, like table.index")
     if lost or more:
         where, name = ("names lack", lost[0]) if lost else ("graph lacks", more[0])
-        raise ValueError(f"{where} {name!r}: give one name for each node of the graph")
+        raise ValueError(f"{where} {name!r}: give one name for each node of the graph or subgraph")
     edges = torch.tensor([[place[j], place[i]] for j, i in pairs]).view(-1, 2).T
     return Neighborhood(edges, len(rows))
 
@@ -94,6 +97,7 @@ def as_neighborhood(graph: Any, names: Any = None) -> Neighborhood:
 def _named(graph: Any) -> tuple[list | None, Iterable[tuple]]:
     """Names of nodes, and pairs of the names of a source and a target."""
     if hasattr(graph, "sindex"):  # geopandas
+        _check_areas(graph)
         names = graph.index.tolist()
         ends = graph.sindex.query(graph.geometry, predicate="intersects")
         return names, [(names[j], names[i]) for j, i in ends.T.tolist()]
@@ -104,6 +108,17 @@ def _named(graph: Any) -> tuple[list | None, Iterable[tuple]]:
     if hasattr(graph, "is_directed") and hasattr(graph, "adj"):  # networkx
         return [*graph.nodes], graph.to_directed(as_view=True).edges()
     return None, ()
+
+
+def _check_areas(table: Any) -> None:
+    """Refuse rows without a geometry, and points, which touch nothing."""
+    bad = table.geometry.isna() | table.geometry.is_empty
+    if bad.any():
+        name, cure = table.index[bad][0], "leave the row out, by table[~table.geometry.isna()]"
+        raise ValueError(f"graph has no geometry at {name!r}: {cure}")
+    if (table.geom_type == "Point").all():
+        cure = "give libpysal.graph.Graph.build_knn(table, k=6) and names=table.index"
+        raise ValueError(f"graph has points, which touch nothing: {cure}")
 
 
 def _of_sparse(graph: Any) -> Tensor:

@@ -94,7 +94,7 @@ def hops(
 ) -> tuple[Neighborhood, Tensor]:
     r"""Nodes of any graph, and sources at some of them, with the hops ``(num_edges,)`` that each
     edge is long. The sources are a random maximal set of nodes more than ``spacing`` hops apart, by
-    Luby's algorithm [1]. Cost: :math:`O(E \log N)`, and the edges within reach, a hop.
+    Luby's algorithm [1]; with ``spacing=0`` all nodes. Cost: :math:`O(E \log N)`, and the edges within reach, a hop.
 
     >>> path = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4], [1, 0, 2, 1, 3, 2, 4, 3]])
     >>> hood, distance = hops(path, 5, radius=4, spacing=4)  # one source, and all reach it
@@ -111,7 +111,7 @@ def hops(
     from torch_geometric.utils import add_remaining_self_loops, to_undirected
 
     edges = as_edge_index(edge_index, num_nodes)
-    check_integers(1, spacing=spacing)
+    check_integers(0, spacing=spacing)
     check_integers(spacing, radius=radius)
     device, size = edges.device, (num_nodes, num_nodes)
     edges = to_undirected(edges.cpu(), num_nodes=num_nodes)

@@ -88,3 +88,23 @@ def test_names_that_do_not_match(names, error):
     graph.add_node("Jura")
     with pytest.raises(ValueError, match=error):
         as_neighborhood(graph, names)
+
+
+def test_rows_in_another_order_than_their_numbers():
+    table = squares().loc[NAMES].reset_index(drop=True)
+    moved = table.loc[[2, 0, 1, 3]]
+    same(as_neighborhood(moved, [0, 1, 2, 3]))
+    with pytest.raises(ValueError, match="graph has nodes with names, such as 2: give names="):
+        as_neighborhood(moved)
+    graph = nx.Graph([(1, 0), (2, 1), (2, 0)])
+    graph.add_node(3)
+    same(as_neighborhood(graph))
+
+
+def test_rows_that_touch_nothing():
+    table = squares()
+    with pytest.raises(ValueError, match=r"points, which touch nothing: give .*build_knn"):
+        as_neighborhood(table.set_geometry(table.centroid), NAMES)
+    table.loc["Uri", "geometry"] = None
+    with pytest.raises(ValueError, match="graph has no geometry at 'Uri': leave the row out"):
+        as_neighborhood(table, NAMES)

@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.contrib.autoname import scope
 from pyro.infer import MCMC, NUTS, Predictive
 
 from pyro_nmm import Neighborhood
@@ -15,6 +16,7 @@ from pyro_nmm.models import nmm, nmm_counts
 
 arviz_base = pytest.importorskip("arviz_base")
 arviz_stats = pytest.importorskip("arviz_stats")
+GRID = Neighborhood.grid(2, 2)
 HOOD, Y = Neighborhood.grid(3, 3), torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])
 KNOWN = torch.arange(9) != 4
 FEW = pytest.mark.filterwarnings(  # few draws; and calls of pandas by arviz-stats
@@ -172,3 +174,22 @@ def test_masked_vectors_have_an_entry_for_each_element(order):
     found = torch.as_tensor(tree.log_likelihood.x.values)[0]
     expected = dist.Normal(draws["loc"][:, None, None], 1.0).log_prob(X) * mask[:, None]
     torch.testing.assert_close(found, expected)
+
+
+def test_scopes_and_coordinates_of_all_nodes():
+    observed, names = torch.tensor([True, True, False, True]), ["a", "b", "c", "d"]
+
+    def scoped(y, counts):
+        kappa = pyro.sample("kappa", dist.LogNormal(0.0, 1.0))
+        prior = GRID, kappa * torch.full((4, 2), 0.5), torch.zeros(GRID.num_edges)
+        scope(nmm, prefix="low")(*prior, y, observed, collapsed=True)
+        scope(nmm_counts, prefix="high")(*prior, counts, observed)
+
+    given = torch.tensor([0, 1, -1, 0]), torch.ones(4, 2)
+    draws = {"kappa": torch.rand(9), "high/z": torch.full((9, 4, 2), 0.5)}
+    coords = {"low/node": names, "high/node": names, "high/label": ["yes", "no"]}
+    tree = to_datatree(draws, scoped, *given, coords=coords)
+    assert tree.posterior["high.z"].dims == ("chain", "draw", "high.source", "high.label")
+    for field in ("low", "high"):
+        assert tree.observed_data[f"{field}.y"][f"{field}.node"].values.tolist() == ["a", "b", "d"]
+    assert tree.observed_data["high.y"].sel({"high.label": "no"}).shape == (3,)
