@@ -57,8 +57,8 @@ def to_datatree(
         \log p(x_i \mid \theta^{(s)}) ,
 
     for ``arviz.loo`` and ``compare``, where :math:`\theta` has all latent sites: also the latent
-    label of a measurement and the ``z`` of counts, for which ``loo`` may warn of large ``k``. Labels
-    of an ``nmm`` depend on one another: theirs are given all other labels,
+    label of a measurement and the ``z`` of counts, for which ``loo`` may warn of large ``k``.
+    Labels of an ``nmm`` depend on one another: theirs are given all other labels,
     :meth:`~pyro_nmm.OrderedConditional.leave_one_out`, and need draws of the choices, as of
     ``save_params=["kappa", "c"]``.
 
@@ -187,7 +187,7 @@ def _log_likelihood(trace: Trace, draws: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _dimensions(name: str, site: Any) -> tuple[list[str], dict[str, tuple]]:
-    """Names of a site's dimensions; of nodes the coordinates, and the number with those left out."""
+    """Names of a site's dimensions; of nodes the coordinates, and the number of all."""
     value, event = site["value"], site["fn"].event_dim
     dims = [f"{name}_dim_{k}" for k in range(value.dim())]
     for frame in site["cond_indep_stack"]:

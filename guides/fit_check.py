@@ -140,9 +140,10 @@ def check_fit(
     False
 
     A fit that has converged is the best of its guide's family, not the posterior: widths of a guide
-    without correlations are those given all other numbers, so that too narrow marginals pass. The guide's chains are left as they were; networks are in the mode that they
-    have, and running means such as ``BatchNorm``'s see these runs. See ``FitCheck`` for what is
-    returned, with a number for each of ``(d,)`` unconstrained values of sites.
+    without correlations are those given all other numbers, so that too narrow marginals pass. The
+    guide's chains are left as they were; networks are in the mode that they have, and running means
+    such as ``BatchNorm``'s see these runs. See ``FitCheck`` for what is returned, with a number for
+    each of ``(d,)`` unconstrained values of sites.
 
     :param args, kwargs: of the model.
     :param int num_draws: of the guide; errors fall with the root of it.

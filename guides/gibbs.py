@@ -136,6 +136,9 @@ class FieldGibbs(MCMCKernel):
         self._num_sweeps = num_sweeps or SWEEPS
         self._transforms: dict[str, Any] = {}
 
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"_program": None}  # whose graph of gradients cannot be copied
+
     def __getattr__(self, name: str) -> Any:
         # Hooks read step sizes and the like.
         if name.startswith("__") or name == "kernel":
@@ -171,8 +174,9 @@ class FieldGibbs(MCMCKernel):
         }
         #: Discrete sites of no field, and whether their elements in plates are drawn together.
         self._discrete = {k: True for k, site in rest.items() if site["fn"].support.is_discrete}
-        if self._start:
-            _check_start(self._start, {k: s for k, s in rest.items() if k not in self._discrete})
+        start, self._start = self._start, None  # of this run alone, also if it is interrupted
+        if start:
+            _check_start(start, {k: s for k, s in rest.items() if k not in self._discrete})
         fields = self._fields(trace)
         borrowed = {field.site("y") for field in fields.values() if field.site("u") in sites}
         #: Sites whose density is a field's ``log_joint``.
@@ -190,8 +194,8 @@ class FieldGibbs(MCMCKernel):
         self._draw_distributions(first)
         # A new one, because Pyro's kernels keep the constraints of their first run.
         self.kernel = self._kind(self._given_fields, **self._options)
-        if self._start:
-            self.kernel.initial_params = self._start
+        if start:
+            self.kernel.initial_params = start
         try:
             self.kernel.setup(warmup_steps, *args, **kwargs)
         except ValueError:
@@ -212,8 +216,8 @@ class FieldGibbs(MCMCKernel):
         self._program, self._transforms = None, self.kernel.transforms
         one = self._moves or self._flips or (self._steps and not self.num_sweeps)
         self._num_between = 1 if one else self._num_sweeps
-        if self._start:  # which RandomWalkKernel forgets
-            self.kernel.initial_params = self._start
+        if start:  # which RandomWalkKernel forgets
+            self.kernel.initial_params = start
 
     def _run(self, values: dict[str, Tensor]) -> Trace:
         args, kwargs = self._arguments
@@ -430,7 +434,7 @@ class FieldGibbs(MCMCKernel):
 
     def cleanup(self) -> None:
         self.kernel.cleanup()
-        self._start, self._program, self._path = None, None, []
+        self._program, self._path = None, []
 
 
 class _Program(NamedTuple):

@@ -186,7 +186,7 @@ def sample_sites(trace: Any) -> dict[str, Any]:
 
 
 def site_of(trace: Any, name: str, kind: str) -> str:
-    """The site of a kind of the same field, which ``name_count`` may number otherwise, or ``""``."""
+    """The site of a kind of the same field, whatever ``name_count`` does, or ``""``."""
     field = trace.nodes[name]["infer"]["nmm"]
     sites = (k for k, site in sample_sites(trace).items() if site["infer"].get("nmm") is field)
     return next((k for k in sites if kind_of(k) == kind), "")

@@ -95,11 +95,11 @@ def as_expected(
     return expect(name, value, shape, like=like, **how)
 
 
-def expect_device(name: str, value: Any, device: torch.device, beside: str = "hood") -> None:
-    """Refuse two arguments on different devices."""
+def expect_device(name: str, value: Any, device: torch.device) -> None:
+    """Refuse an argument on another device than those before."""
     if value.device != device:
-        both = f"{name} is on {value.device} but {beside} on {device}"
-        raise ValueError(f"{both}: move one with .to(device)")
+        where = f"{name} is on {value.device} and other arguments on {device}"
+        raise ValueError(f"{where}: move one with .to(device)")
 
 
 def expect_all(name: str, value: Tensor, good: Tensor, must: str, cure: str = "") -> None:
@@ -232,7 +232,11 @@ def as_labels(name: str, y: Any, known: Tensor, num_classes: int, where: str) ->
 def check_integers(least: int, **values: int) -> None:
     """Refuse numbers of steps, samples and the like below ``least``."""
     must = f"be an integer of at least {least}"
-    _check_each(values, lambda value: isinstance(value, Integral) and int(value) >= least, must)
+    _check_each(values, lambda value: _is_whole(value) and int(value) >= least, must)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_positive(**values: float) -> None:

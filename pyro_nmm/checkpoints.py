@@ -6,8 +6,10 @@
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -23,13 +25,15 @@ def save_checkpoint(state: dict, path: str | Path) -> None:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with temporary.open("wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:  # of a full disk, which names no file
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -95,11 +99,17 @@ def _contents(value: Any) -> Iterator[bytes]:
         value = value.shape, entries.indices(), entries.values()
     if isinstance(value, Tensor) and not is_lazy(value):
         flat = value.detach().cpu().as_subclass(Tensor).flatten().contiguous()
+        flat = flat.as_strided(flat.shape, (1,))  # also of one element that was expanded
         yield f"{value.dtype} {tuple(value.shape)}".encode()
         yield flat.view(torch.uint8).numpy().tobytes()
     elif isinstance(value, Mapping | list | tuple):
         yield str(len(value)).encode()
         for item in value.items() if isinstance(value, Mapping) else value:
             yield from _contents(item)
+    elif isinstance(value, FunctionType):  # what it does, and the values around it
+        code, cells = value.__code__, value.__closure__ or ()
+        around = [v for cell in cells if not isinstance(v := cell.cell_contents, FunctionType)]
+        constants = [v for v in code.co_consts if not isinstance(v, CodeType)]
+        yield from _contents([value.__qualname__, code.co_code, code.co_names, constants, around])
     else:  # an address is another one in every process
         yield re.sub(" at 0x[0-9a-f]+", "", repr(value)).encode()

@@ -94,7 +94,8 @@ def hops(
 ) -> tuple[Neighborhood, Tensor]:
     r"""Nodes of any graph, and sources at some of them, with the hops ``(num_edges,)`` that each
     edge is long. The sources are a random maximal set of nodes more than ``spacing`` hops apart, by
-    Luby's algorithm [1]; with ``spacing=0`` all nodes. Cost: :math:`O(E \log N)`, and the edges within reach, a hop.
+    Luby's algorithm [1]; all nodes if ``spacing`` is 0. Cost: :math:`O(E \log N)`, and the edges
+    within reach, a hop.
 
     >>> path = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4], [1, 0, 2, 1, 3, 2, 4, 3]])
     >>> hood, distance = hops(path, 5, radius=4, spacing=4)  # one source, and all reach it

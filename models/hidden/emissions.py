@@ -127,7 +127,11 @@ class NormalEmission:
         if not (good := variance > floor).all():  # NaN where nothing is there
             column = int((~good).nonzero()[0])
             raise ValueError(f"data is missing or the same everywhere in column {column}")
-        return in_single(data)
+        single = in_single(data)
+        if not (good := _centre(single)[1].isfinite() & (_centre(single)[1] > 0)).all():
+            column = int((~good).nonzero()[0])
+            raise ValueError(f"data of column {column} is too large or small: standardise it")
+        return single
 
     def start(self, data: Tensor, hood: Neighborhood) -> Values:
         """A mixture without a graph, from the features of nodes drawn at random."""

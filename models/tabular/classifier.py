@@ -101,8 +101,19 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             in both directions, zeros too; or PyG's ``Data``. New rows can then not be predicted.
         :raises ValueError: for rows, labels or options that do not fit.
 
-        Cost: six fits of the classifier, nearest neighbours, and time linear in the edges.
+        Cost: six fits of the classifier, nearest neighbours, and time linear in the edges. After an
+        error, or an interrupt, the classifier is as it was.
         """
+        before = dict(self.__dict__)
+        try:
+            self._fit(X, y, graph)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+        return self
+
+    def _fit(self, X: Any, y: Any, graph: Any) -> None:
         X = self._checked(X, True, graph is not None or self.neighbors is not None)
         size = _num_samples(X)
         labels, known = self._encoded(y, X)
@@ -134,7 +145,6 @@ class NeighborMixtureClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimat
             posterior = self.stacked_.posterior(self.hood_, *self._fitted, num_draws=0)
         self.label_distributions_ = posterior.marginals().numpy()
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
-        return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Label probabilities ``(m, C)`` of new rows, each a node that takes its label from itself

@@ -3,6 +3,7 @@
 
 """The kernel of MCMC on graphs of three nodes, beside posteriors on a grid, and what it refuses."""
 
+import copy
 import math
 from contextlib import nullcontext
 from functools import cache, partial
@@ -538,3 +539,24 @@ HIDES = r"hides random sites \['m'\]"
 def test_refusals(run, match):
     with pyro.validation_enabled(False), pytest.raises(ValueError, match=match):
         run()
+
+
+def test_an_interrupted_run_leaves_no_start():
+    class Stop(Exception):
+        pass
+
+    def hook(kernel, *_):
+        raise Stop
+
+    kernel = FieldGibbs(ONE[0])
+    start = {name: torch.tensor(3.0) for name in ("kappa",)}
+    with pytest.raises(Stop):
+        MCMC(kernel, 2, 2, initial_params=start, hook_fn=hook, disable_progbar=True).run()
+    found = []
+    for each in (kernel, FieldGibbs(ONE[0])):
+        pyro.set_rng_seed(0)
+        mcmc = MCMC(each, 2, 2, disable_progbar=True)
+        mcmc.run()
+        found.append(mcmc.get_samples()["kappa"])
+        copy.deepcopy(each)
+    assert torch.equal(*found)

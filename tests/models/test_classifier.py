@@ -282,3 +282,19 @@ def test_checks_of_scikit_learn():
         except (AssertionError, TypeError, ValueError) as error:
             failed[name] = str(error)
     assert failed.keys() == EXPECTED.keys(), failed
+
+
+def test_a_fit_that_fails_leaves_the_last_one():
+    class Interrupted(LogisticRegression):
+        def fit(self, rows, y):
+            if 10 in y:
+                raise KeyboardInterrupt
+            return super().fit(rows, y)
+
+    model = QuickClassifier(Interrupted(), random_state=0).fit(FEW_ROWS, FEW_Y)
+    before = model.predict_proba(FEW_ROWS[:3])
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(FEW_ROWS, np.where(FEW_Y < 0, -1, 10 * FEW_Y))
+    with pytest.raises(ValueError, match="node id 99"):
+        model.fit(FEW_ROWS, FEW_Y, graph=[[0], [99]])
+    assert np.array_equal(model.predict_proba(FEW_ROWS[:3]), before)

@@ -24,7 +24,7 @@ from pyro_nmm import Neighborhood, NeighborMixture
 from pyro_nmm.distributions.count_conditional import CountConditional
 from pyro_nmm.distributions.label_counts import LabelCounts
 from pyro_nmm.distributions.parameters import Parameters
-from pyro_nmm.guides import FieldGibbs
+from pyro_nmm.guides import AutoNMM, FieldGibbs
 from pyro_nmm.models import nmm, nmm_counts
 from pyro_nmm.ops.splits import levels, split
 
@@ -268,6 +268,12 @@ def test_consumers_of_pyro():
     trace.compute_log_prob()
     assert trace.nodes["y"]["log_prob"].shape == (2,)
     assert trace.nodes["y"]["value"].shape == (2, 4, 3)
+
+
+def test_an_automatic_guide_warns():
+    """Normal guides of ``z`` and ``kappa`` overestimate ``kappa``."""
+    with pytest.warns(UserWarning, match="'z' of nmm_counts is left to the autoguide"):
+        AutoNMM(program)()
 
 
 def test_other_rows_are_marginalised():
