@@ -110,22 +110,22 @@ def check_dependence(
     check_all_rows(hood)
     y = as_expected("y", y, ("...", hood.num_nodes), kind="labels", like=hood).long()
     rows = hood.restrict(observed)
-    draws = as_expected("draws", draws, ("...", rows.num_rows), kind="labels", like=hood).long()
+    draws = as_expected("draws", draws, ("...", rows.num_rows), kind="labels", like=hood)
     labels = y.index_select(-1, rows.nodes).reshape(1, -1, rows.num_rows)
     if draws.dim() < 2 or len(draws) < 1 / LEAST_P or draws[0].numel() != labels.numel():
         raise ValueError(
             f"draws must be at least {1 / LEAST_P:.0f} labellings of shape {(*labels.shape[1:],)} "
             f"each, got {tuple(draws.shape)}: draw the observed labels anew, y=None in the model"
         )
-    both = torch.cat([labels, draws.reshape(len(draws), *labels.shape[1:])])
-    if both.min() < 0:
+    both = labels[0], *draws.reshape(len(draws), *labels.shape[1:])  # one by one, to save memory
+    known = torch.cat([each.unique().long() for each in both]).unique()
+    if known[0] < 0:
         raise ValueError("y and draws must hold labels from 0 on: mask nodes out with observed")
-    known, both = both.unique(return_inverse=True)
     place = torch.full((hood.num_nodes,), -1, device=hood.device)
     place[rows.nodes] = torch.arange(rows.num_rows, device=hood.device)
     edges = torch.stack([place[rows.source], rows.row])
     edges = edges[:, (edges[0] >= 0) & (edges[0] != edges[1])]
-    tables = [[_statistics(edges, each, known.tolist()) for each in batch] for batch in both]
+    tables = [[_statistics(edges, each.long(), known) for each in batch] for batch in both]
     names = [*tables[0][0]]
     values = torch.tensor([[[*found.values()] for found in batch] for batch in tables]).mean(1)
     spread = values.std(0)
@@ -140,7 +140,8 @@ def check_dependence(
     )
 
 
-def _statistics(edges: Tensor, labels: Tensor, known: list[int]) -> dict[str, float]:
+def _statistics(edges: Tensor, labels: Tensor, values: Tensor) -> dict[str, float]:
+    labels, known = torch.searchsorted(values, labels), values.tolist()
     number, size, (first, second) = len(labels), len(known), labels[edges]
     shares = (labels.bincount(minlength=size) / number).tolist()
     found = {"the commonest label": max(shares)}
