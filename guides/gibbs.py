@@ -17,17 +17,17 @@ from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import biject_to
 
 from pyro_nmm.arguments import check_integers
 from pyro_nmm.distributions.conditional import Conditional
 from pyro_nmm.fitting import ordinary, with_gradients
+from pyro_nmm.guides.count_field import CountField, count_fields_of
 from pyro_nmm.guides.discrete import other_value, redraw, values_of
+from pyro_nmm.guides.gibbs_checks import check_model, check_nan, check_start, of_field
 from pyro_nmm.guides.hidden_sites import check_hidden
 from pyro_nmm.guides.langevin import MOST, Langevin
-from pyro_nmm.guides.program import CountField, Field, count_fields_of, fields_of
+from pyro_nmm.guides.program import Field, fields_of
 from pyro_nmm.guides.proposals import FEW, Proposals
-from pyro_nmm.models.plates import COPIES
 from pyro_nmm.ops.diagnostics import effective_size
 
 #: Sweeps of a joint move. Effective draws of the slower of two parameters in a CPU minute with 10,
@@ -163,10 +163,10 @@ class FieldGibbs(MCMCKernel):
         check_integers(0, warmup_steps=warmup_steps)
         self._arguments, self.states = (args, kwargs), {}
         trace = self._run({})
-        _check(trace)
+        check_model(trace)
         sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
         check_hidden(self._run)
-        self.latent = {name for name, site in sites.items() if _of_field(site)}
+        self.latent = {name for name, site in sites.items() if of_field(site)}
         rest = {
             name: site
             for name, site in sites.items()
@@ -176,7 +176,7 @@ class FieldGibbs(MCMCKernel):
         self._discrete = {k: True for k, site in rest.items() if site["fn"].support.is_discrete}
         start, self._start = self._start, None  # of this run alone, also if it is interrupted
         if start:
-            _check_start(start, {k: s for k, s in rest.items() if k not in self._discrete})
+            check_start(start, {k: s for k, s in rest.items() if k not in self._discrete})
         fields = self._fields(trace)
         borrowed = {field.site("y") for field in fields.values() if field.site("u") in sites}
         #: Sites whose density is a field's ``log_joint``.
@@ -199,7 +199,7 @@ class FieldGibbs(MCMCKernel):
         try:
             self.kernel.setup(warmup_steps, *args, **kwargs)
         except ValueError:
-            _check_nan(trace, masked=True)
+            check_nan(trace, masked=True)
             raise
         size = sum(value.numel() for value in self.kernel.initial_params.values())
         #: Fields that move with parameters: all with observed labels, or one with latent labels.
@@ -490,54 +490,3 @@ class _Whole:
     @staticmethod
     def inv(value: Tensor) -> Tensor:
         return value.round().long()
-
-
-def _check_start(start: dict[str, Tensor], sites: dict[str, Any]) -> None:
-    shapes = {k: (*biject_to(s["fn"].support).inv(s["value"]).shape,) for k, s in sites.items()}
-    given = {name: (*value.shape,) for name, value in start.items()}
-    if given != shapes:
-        raise ValueError(
-            f"initial_params must have unconstrained values of all continuous sites and no others, "
-            f"of shapes {shapes} in each chain, got {given}: choices, labels and discrete sites "
-            f"start from draws"
-        )
-
-
-def _of_field(site: Any) -> bool:
-    return "nmm" in site["infer"] or "nmm_counts" in site["infer"]
-
-
-def _check(trace: Any) -> None:
-    """Refuse programs for which the kernel would not sample the posterior."""
-    if not fields_of(trace, set()) | count_fields_of(trace, set(trace.stochastic_nodes)):
-        raise ValueError("model has no nmm with sampled choices: use the kernel of Pyro itself")
-    trace.compute_log_prob()
-    _check_nan(trace)
-    for name, site in trace.nodes.items():
-        if site["type"] != "sample":
-            continue
-        if site_is_subsample(site):
-            if len(site["value"]) < site["fn"].size:
-                raise ValueError(f"plate {name!r} subsamples: give MCMC all elements")
-        elif any(frame.name in COPIES for frame in site["cond_indep_stack"]):
-            raise ValueError(f"site {name!r} has a dimension of particles: give MCMC one copy")
-        elif _of_field(site):
-            scale, mask = torch.as_tensor(site["scale"]), site["mask"]
-            if (scale != 1).any() or not (mask is None or torch.as_tensor(mask).all()):
-                raise ValueError(
-                    f"field of site {name!r} is in poutine.scale or poutine.mask: its choices are "
-                    f"drawn without, so leave it out, or fit the field with SVI"
-                )
-        elif not site["is_observed"] and site["fn"].support.is_discrete:
-            values_of(name, site)
-
-
-def _check_nan(trace: Any, masked: bool = False) -> None:
-    """Refuse NaN in data; also in ``masked`` data, whose density is right but not its gradient."""
-    for name, site in trace.nodes.items():
-        if site["type"] != "sample" or not (site["is_observed"] and site["value"].isnan().any()):
-            continue
-        if masked or site["log_prob_sum"].isnan():
-            cure = "as in Normal(loc, scale).mask(~x.isnan()) with obs=x.nan_to_num()"
-            cure = "by observed=" if _of_field(site) else cure
-            raise ValueError(f"site {name!r} has NaN in its data: leave it out, {cure}")

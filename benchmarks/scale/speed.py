@@ -35,7 +35,7 @@ from pyro_nmm.models import (
 LARGE, DENSE, LATENT = (10**6, 10**7, 20), (13_752, 490_000, 10), (10**6, 10**7, 7)
 OF_POSTERIOR = {"marginals": LARGE, "pairwise": LARGE, "sample": LARGE, "sequential": DENSE}
 QUERIES = dict.fromkeys(("pooled", "condition", "log_likelihood"), LARGE) | OF_POSTERIOR
-QUERIES |= dict.fromkeys(("smooth", "known"), LARGE) | {"annotators": LATENT}
+QUERIES |= dict.fromkeys(("smooth on CSR", "known"), LARGE) | {"annotators": LATENT}
 
 
 def measured(function: Callable, *args) -> tuple:
@@ -86,7 +86,7 @@ def prepared(query: str, num_nodes: int, num_edges: int, num_classes: int) -> tu
         "pooled": ("StackedNMM.fit, 2 % + 2 %", lambda: StackedNMM(num_classes).fit(*given)),
         "condition": ("condition, 64 samples", lambda: mix.condition(y, train, 64)),
         "log_likelihood": (joint, lambda: mix.log_likelihood(y, test, num_particles=16)),
-        "smooth": (smooth, lambda: correct_and_smooth(smoother, probs, *seen)),
+        "smooth on CSR": (smooth, lambda: correct_and_smooth(smoother, probs, *seen)),
         "known": (whole, lambda: StackedNMM(num_classes).fit(*more, some).posterior(*more)),
         "marginals": ("marginals", lambda: post.marginals()),
         "pairwise": ("pairwise of 1,000 pairs", lambda: post.pairwise(pairs)),

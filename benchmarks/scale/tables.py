@@ -192,7 +192,7 @@ def samples_figure(files: Files) -> Figure:
 
 #: Lines of the figure of growth, by the beginnings of their names: what the figure calls them.
 DRAWN = {
-    "Correct and Smooth": "Correct and Smooth",
+    "Correct and Smooth on CSR": "Correct and Smooth",
     "StackedNMM.fit, posterior": "StackedNMM: fit\nand posterior",
     "a step": "step of\nthe bound",
     "marginals": "marginals",

@@ -222,10 +222,8 @@ class FieldChains:
         probs = visits / visits.sum(-1, keepdim=True)
         chains = SweepRecord(draw, torch.stack(totals, 1).to(probs))
         stacked = {name: torch.stack([drawn[name] for drawn in draws]) for name in start}
-        return HiddenField(
-            self.hood, self.emission, prior, start, probs, torch.cat(labels), stacked, score,
-            chains, self.edge_attr,
-        )  # fmt: skip
+        found = probs, torch.cat(labels), stacked, score, chains
+        return HiddenField(self.hood, self.emission, prior, start, *found, self.edge_attr)
 
 
 def _fit(chains: FieldChains, turn: int, options: FieldRun) -> State:
