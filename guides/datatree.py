@@ -125,8 +125,8 @@ def to_datatree(
                 raise ValueError(f"{group} of {wrong} must have {shape.numel()} draws, as draws")
             found[group] = {name: value.unflatten(0, shape) for name, value in values.items()}
     dims, known = {}, {_plain(name): value for name, value in (coords or {}).items()}
-    for name, site in sites.items():
-        dims[_plain(name)], own = _dimensions(name, site)
+    for name in sites:
+        dims[_plain(name)], own = _dimensions(name, sites)
         for dim, (nodes, number) in own.items():
             given = known.get(dim, nodes)
             whole = len(given) == number > len(nodes)
@@ -186,20 +186,24 @@ def _log_likelihood(trace: Trace, draws: Mapping[str, Tensor]) -> dict[str, Tens
     return found
 
 
-def _dimensions(name: str, site: Any) -> tuple[list[str], dict[str, tuple]]:
+def _dimensions(name: str, sites: dict[str, Any]) -> tuple[list[str], dict[str, tuple]]:
     """Names of a site's dimensions; of nodes the coordinates, and the number of all."""
+    site = sites[name]
     value, event = site["value"], site["fn"].event_dim
     dims = [f"{name}_dim_{k}" for k in range(value.dim())]
     for frame in site["cond_indep_stack"]:
         if frame.dim is not None and value.dim() - event + frame.dim >= 0:
             dims[value.dim() - event + frame.dim] = frame.name
-    of = site["infer"].get("nmm") or site["infer"].get("nmm_counts")
-    counts, found = "nmm_counts" in site["infer"], {}
+    kind, found = ("nmm_counts" if "nmm_counts" in site["infer"] else "nmm"), {}
+    if of := site["infer"].get(kind):
+        # The name of labels or counts has a number that no other field has.
+        y = next(k for k, s in sites.items() if s["infer"].get(kind) is of and kind_of(k) == "y")
+        node, source, label = (beside(y, dim) for dim in ("node", "source", "label"))
     if of and kind_of(name) == "z":
-        dims[-2:] = beside(name, "source"), beside(name, "label")
+        dims[-2:] = source, label
     elif of:
-        place = -2 if counts else -1
-        dims[place:] = [beside(name, "node"), beside(name, "label")][:-place]
+        place = -2 if kind == "nmm_counts" else -1
+        dims[place:] = [node, label][:-place]
         hood = of[0].hood
         nodes = hood.restrict(of[1]).nodes.cpu().numpy()
         found[_plain(dims[place])] = nodes, hood.num_nodes

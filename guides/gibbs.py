@@ -161,6 +161,7 @@ class FieldGibbs(MCMCKernel):
     @with_gradients
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         check_integers(0, warmup_steps=warmup_steps)
+        start, self._start = self._start, None  # of this run alone, also if it fails
         self._arguments, self.states = (args, kwargs), {}
         trace = self._run({})
         check_model(trace)
@@ -174,7 +175,6 @@ class FieldGibbs(MCMCKernel):
         }
         #: Discrete sites of no field, and whether their elements in plates are drawn together.
         self._discrete = {k: True for k, site in rest.items() if site["fn"].support.is_discrete}
-        start, self._start = self._start, None  # of this run alone, also if it is interrupted
         if start:
             check_start(start, {k: s for k, s in rest.items() if k not in self._discrete})
         fields = self._fields(trace)

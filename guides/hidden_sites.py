@@ -71,7 +71,15 @@ def check_hidden(
     """
     hidden: dict[str, Tensor] = {}
     reveal = sums is not None
-    with through_blocks(lambda site: hidden.update({site["name"]: site["value"]}), reveal):
+
+    def note(site: Any) -> None:
+        if "nmm" in site["infer"]:
+            raise ValueError(
+                f"poutine.block hides site {site['name']!r} of a field: leave it visible"
+            )
+        hidden[site["name"]] = site["value"]
+
+    with through_blocks(note, reveal):
         first = run({})
     if not hidden and not sums:
         return

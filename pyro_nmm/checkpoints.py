@@ -9,7 +9,6 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,9 @@ def save_checkpoint(state: dict, path: str | Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:  # of a full disk, which names no file
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    except OSError as error:
+        error.filename = error.filename or str(path)  # which a full disk leaves out
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -106,10 +106,5 @@ def _contents(value: Any) -> Iterator[bytes]:
         yield str(len(value)).encode()
         for item in value.items() if isinstance(value, Mapping) else value:
             yield from _contents(item)
-    elif isinstance(value, FunctionType):  # what it does, and the values around it
-        code, cells = value.__code__, value.__closure__ or ()
-        around = [v for cell in cells if not isinstance(v := cell.cell_contents, FunctionType)]
-        constants = [v for v in code.co_consts if not isinstance(v, CodeType)]
-        yield from _contents([value.__qualname__, code.co_code, code.co_names, constants, around])
     else:  # an address is another one in every process
         yield re.sub(" at 0x[0-9a-f]+", "", repr(value)).encode()

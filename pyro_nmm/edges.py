@@ -83,8 +83,8 @@ def as_neighborhood(graph: Any, names: Any = None) -> Neighborhood:
         raise ValueError(f"names must be different, got {twice!r} twice")
     lost, more = [n for n in own if n not in place], [*place.keys() - {*own}]
     # Nodes of NetworkX have no order of their own.
-    moved = [] if hasattr(graph, "is_directed") else [n for n in own if own[place[n]] != n]
-    if names is None and (lost or moved):
+    moved = [n for n, row in zip(own, rows, strict=False) if n != row]
+    if names is None and (lost or (moved and not hasattr(graph, "is_directed"))):
         name, cure = (lost or moved)[0], "give names=, the name of each row of your data"
         raise ValueError(f"graph has nodes with names, such as {name!r}: {cure}, like table.index")
     if lost or more:
@@ -114,9 +114,9 @@ def _check_areas(table: Any) -> None:
     """Refuse rows without a geometry, and points, which touch nothing."""
     bad = table.geometry.isna() | table.geometry.is_empty
     if bad.any():
-        name, cure = table.index[bad][0], "leave the row out, by table[~table.geometry.isna()]"
+        name, cure = table.index[bad][0], "leave out rows that are None or empty"
         raise ValueError(f"graph has no geometry at {name!r}: {cure}")
-    if (table.geom_type == "Point").all():
+    if len(table) and table.geom_type.isin(["Point", "MultiPoint"]).all():
         cure = "give libpysal.graph.Graph.build_knn(table, k=6) and names=table.index"
         raise ValueError(f"graph has points, which touch nothing: {cure}")
 

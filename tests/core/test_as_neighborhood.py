@@ -106,5 +106,15 @@ def test_rows_that_touch_nothing():
     with pytest.raises(ValueError, match=r"points, which touch nothing: give .*build_knn"):
         as_neighborhood(table.set_geometry(table.centroid), NAMES)
     table.loc["Uri", "geometry"] = None
-    with pytest.raises(ValueError, match="graph has no geometry at 'Uri': leave the row out"):
+    with pytest.raises(ValueError, match=r"graph has no geometry at .Uri.: leave out rows"):
         as_neighborhood(table, NAMES)
+
+
+def test_rows_with_names_need_them():
+    for names, error in (
+        (None, "'Uri': give names="),
+        (NAMES[:3], "'Jura'"),
+        ([*NAMES, "x"], "'x'"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            as_neighborhood(squares(), names)

@@ -187,18 +187,6 @@ def test_another_file_under_the_path_is_refused(content, tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_function_is_what_it_does():
-    """Fits of a function of the step know whose run a file is of."""
-    first, second = (ising(grid_edges(2, 2), k, torch.zeros(4)) for k in (0.3, -0.9))
-
-    def around(field):
-        return lambda step: field.unary * step
-
-    assert digest(around(first)) != digest(lambda step: second.unary * step)
-    assert digest(around(1.0)) == digest(around(1.0)) != digest(around(2.0))
-    assert digest(lambda step: step + 1) != digest(lambda step: step + 2)
-
-
 def test_a_number_that_was_expanded_has_a_digest():
     number = torch.tensor(0.3).expand(1)
     assert digest(number) == digest(torch.tensor([0.3])) != digest(torch.tensor([0.4]))

@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.contrib.autoname import scope
+from pyro.contrib.autoname import name_count, scope
 from pyro.infer import MCMC, NUTS, Predictive
 
 from pyro_nmm import Neighborhood
@@ -193,3 +193,21 @@ def test_scopes_and_coordinates_of_all_nodes():
     for field in ("low", "high"):
         assert tree.observed_data[f"{field}.y"][f"{field}.node"].values.tolist() == ["a", "b", "d"]
     assert tree.observed_data["high.y"].sel({"high.label": "no"}).shape == (3,)
+
+
+def test_numbered_fields_have_nodes_of_their_own():
+    masks = torch.tensor([[True, True, False, True], [True, False, True, True]])
+
+    @name_count
+    def two(y):
+        for collapsed, observed in zip((False, True), masks, strict=True):
+            prior = GRID, torch.full((4, 2), 0.5), torch.zeros(GRID.num_edges)
+            nmm(*prior, y, observed, collapsed=collapsed)
+
+    tree = to_datatree(
+        {name: torch.zeros(9, 3).long() for name in ("c", "c__1")}, two, torch.ones(4).long()
+    )
+    for number, observed in zip(("", "__1"), masks, strict=True):
+        nodes = observed.nonzero()[:, 0].tolist()
+        for values in (tree.posterior[f"c{number}"], tree.observed_data[f"y{number}"]):
+            assert values[f"node{number}"].values.tolist() == nodes
