@@ -205,16 +205,23 @@ def growth_figure(files: Files) -> Figure:
     rows = rows.fillna({"query": "step", "name": "a step of the bound"})
     size = {"figsize": (5, 6.4), "layout": "constrained"}
     figure, axes = plt.subplots(2, 1, sharex=True, **size)
+    ends: list[list[tuple]] = [[], []]
     for (begin, name), color in zip(DRAWN.items(), PALETTE, strict=False):
         part = rows[rows["name"].str.startswith(begin)].sort_values("edges")
         looks = {"marker": "o", "ms": 5, "lw": 2, "color": color}
-        for axis, line in zip(axes, (part["seconds"], part["peak"] / 1e9), strict=True):
+        for axis, line, end in zip(axes, (part["seconds"], part["peak"] / 1e9), ends, strict=True):
             axis.plot(part["edges"], line, **looks)
-            place = (part["edges"].iloc[-1], line.iloc[-1])
-            axis.annotate(name, place, (8, 0), textcoords="offset points", color=color,
-                          va="center", fontsize=11)  # fmt: skip
+            end.append((line.iloc[-1], part["edges"].iloc[-1], name, color))
     axes[0].set(xscale="log", ylabel="seconds", yscale="log")
     axes[1].set(xlabel="edges", ylabel="peak memory, GB", ylim=(0, None))
+    for axis, end in zip(axes, ends, strict=True):
+        below = -1.0  # names stand where the lines end, or above the name below
+        for value, edges, name, color in sorted(end):
+            place = (axis.transData + axis.transAxes.inverted()).transform((edges, value))[1]
+            below = max(place, below + 0.09 + 0.03 * ("\n" in name))
+            offset = 8, 205 * (below - place)  # points, of an axis of 205
+            axis.annotate(name, (edges, value), offset, textcoords="offset points", color=color,
+                          va="center", fontsize=11)  # fmt: skip
     return figure
 
 
