@@ -244,6 +244,6 @@ def _compare_evidence(name: str, below: list[tuple[Any, Tensor]], evidence: Tens
             f"at other labels {beside(name, 'y')} the log-likelihood of {names} changes by "
             f"{change:.4g} nats, but the evidence of evidence_guide by {evidence:.4g}: the bound "
             f"is looser than it need be. Give the log-likelihood of each node's observation at "
-            f"each label, with the scales of the sites",
+            f"each label, with the scales of the sites; of fields below, only Chains() have it",
             stacklevel=4,
         )
