@@ -126,7 +126,7 @@ class Steps:
 
     :param int num_steps: steps of Adam at the rate ``lr``.
     :param Path checkpoint: where to save, every ``save_every`` steps and at the end. A file of
-        other data or options is refused; functions are told apart by their names alone.
+        other data or options is refused; a function is identified by its name alone.
     :param progress: wraps the range of steps. Default a bar of ``tqdm`` on a terminal or in a
         notebook, after two seconds; ``iter`` shows none, and nor does the environment variable
         ``TQDM_DISABLE=1``.

@@ -104,7 +104,7 @@ class NormalEmission:
 
     :param int num_labels: ``C``.
     :raises ValueError: for fewer than two labels; in methods for data of a wrong shape, infinite,
-        or missing or constant in a whole column.
+        or missing, constant, or beyond the range of its type in a whole column.
     """
 
     num_labels: int
@@ -128,7 +128,8 @@ class NormalEmission:
             column = int((~good).nonzero()[0])
             raise ValueError(f"data is missing or the same everywhere in column {column}")
         single = in_single(data)
-        if not (good := _centre(single)[1].isfinite() & (_centre(single)[1] > 0)).all():
+        spread = _centre(single)[1]
+        if not (good := spread.isfinite() & (spread > 0)).all():
             column = int((~good).nonzero()[0])
             raise ValueError(f"data of column {column} is too large or small: standardise it")
         return single

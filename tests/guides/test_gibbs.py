@@ -514,6 +514,12 @@ def started():
     MCMC(FieldGibbs(ONE[0]), 2, 2, initial_params=values, disable_progbar=True).run()
 
 
+def with_hidden_field():
+    ONE[0]()
+    hidden = scope(partial(field, Y[0], kappa=1.0), prefix="a")
+    poutine.block(hidden, hide=["a/c"])()
+
+
 HIDES = r"hides random sites \['m'\]"
 
 
@@ -529,6 +535,7 @@ HIDES = r"hides random sites \['m'\]"
             (poutine.mask(ONE[0], mask=False), "or poutine.mask"),
             (blocked(dist.Bernoulli(0.5)), HIDES),
             (blocked(dist.LogNormal(0.0, 1.0)), HIDES),
+            (with_hidden_field, "hides site 'a/c' of a field"),
             (with_nan, "site 'x' has NaN in its data"),
         )),
         (partial(FieldGibbs, ONE[0], NUTS(ONE[0])), r"FieldGibbs\(model, NUTS\)"),

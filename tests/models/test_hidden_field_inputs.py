@@ -19,6 +19,7 @@ BAD = {
     r"\(5, D\), a row for every node of hood, got \(4, 2\)": (NormalEmission(2), FEATURES[:4]),
     "data must be a floating-point tensor": (NormalEmission(2), ANSWERS),
     "same everywhere in column 1": (NormalEmission(2), FEATURES * torch.tensor([1, math.nan])),
+    "data of column 0 is too large or small": (NormalEmission(2), 1e25 * FEATURES.float()),
     "same everywhere in column 0": (NormalEmission(2), FEATURES * torch.tensor([0, 1])),
 }
 
